@@ -13,7 +13,7 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import extend_hashes
 from tandem.core.token_ids import packed
 
-BLOCKS_PER_STRETCH = 32
+BLOCKS_PER_STRETCH = 32  # that one entry of the cache covers
 TOKEN_BYTES = 4  # of a packed token id
 DEFAULT_MAX_STRETCHES = 8192  # NOTE: of 512 tokens each where blocks have 16; about 4.7 kB each
 

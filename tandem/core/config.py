@@ -13,7 +13,7 @@ from tandem.core.speculate import SETTINGS, drafter_of
 AUTO = "auto"
 DTYPES = ("float32", "bfloat16", "float16")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-MAX_SPECULATIVE_TOKENS = 32
+MAX_SPECULATIVE_TOKENS = 32  # drafts of one request in a step
 FLOAT, INT8 = "float", "int8"
 ACTIVATIONS = (FLOAT, INT8)  # formats of activations in matrix products
 _MAXIMA = {

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block with this content can now be reused. `parent_hash` is None for a request's first block."""
+    """A block with this content can now be reused. `parent_hash` is None for a request's first block. `group`: index of
+    the KV group, the layers whose state the block holds.
+    """
 
     block_hash: bytes
     parent_hash: bytes | None

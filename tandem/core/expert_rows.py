@@ -7,9 +7,11 @@ from dataclasses import dataclass
 class ExpertRows:
     """Totals over all layers and steps. A row is one token at one of its experts.
 
-    by_rank: rows of the experts that each rank has.
-    busiest: of each layer in each step the rows of the rank with the most, added up. All ranks wait for that one, so it
-        is `sum(by_rank) / len(by_rank)` where the work is always even, and `sum(by_rank)` where one rank has it all.
+    Args:
+        by_rank: rows of the experts that each rank has.
+        busiest: of each layer in each step the rows of the rank with the most, added up. All ranks wait for that one,
+            so it is `sum(by_rank) / len(by_rank)` where the work is always even, and `sum(by_rank)` where one rank has
+            it all.
     """
 
     by_rank: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from tandem.core.scope import CacheScope
 
 HASH_VERSION = 2
 LAYOUT_VERSION = 1
-HASH_BYTES = 32
+HASH_BYTES = 32  # of a block hash
 
 
 def root_hash(scope: CacheScope, *, model_fingerprint: str, block_size: int) -> bytes:

@@ -11,9 +11,10 @@ from tandem.core.types import FinishReason, TokenLogprobs
 class RequestMetrics:
     """Times of a request, in seconds of the engine's clock, and its use of the prefix cache.
 
-    num_cached_tokens: prompt tokens whose KV was cached at first admission.
-    pins: granted pins in the requested order; a pin granted in part has fewer tokens.
-    drafts: of its decode steps in this worker, with the seconds that they saved it; None = there were none.
+    Args:
+        num_cached_tokens: prompt tokens whose KV was cached at first admission.
+        pins: granted pins in the requested order; a pin granted in part has fewer tokens.
+        drafts: of its decode steps in this worker, with the seconds that they saved it; None = there were none.
     """
 
     arrival_s: float
@@ -44,11 +45,13 @@ class RequestMetrics:
 class RequestOutput:
     """Update of one choice of one request: only the part that is new since its last output.
 
-    text: may be shorter than the tokens' text, since incomplete characters and possible stop strings are held back.
-    logprobs: one entry per token id, if requested.
-    prompt_logprobs: complete, with the first token; its first entry is None, since nothing predicts the first token.
-    stop_reason: the stop string or stop token that matched, or the message of an error.
-    metrics: with the first token, when the use of the cache is known, and with the last output.
+    Args:
+        text: may be shorter than the tokens' text, since incomplete characters and possible stop strings are held back.
+        logprobs: one entry per token id, if requested.
+        prompt_logprobs: complete, with the first token; its first entry is None, since nothing predicts the first
+            token.
+        stop_reason: the stop string or stop token that matched, or the message of an error.
+        metrics: with the first token, when the use of the cache is known, and with the last output.
     """
 
     request_id: str

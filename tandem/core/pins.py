@@ -10,7 +10,7 @@ MAX_TTL_S = 24 * 3600.0  # of a pin
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Keep the KV of the first `num_tokens` prompt tokens for `ttl_s` seconds after the request used it.
+    """Keep the KV of the first `num_tokens` prompt tokens for `ttl_s` seconds from when it is computed or found.
 
     Raises:
         InvalidRequestError: naming the value that cannot be honoured.

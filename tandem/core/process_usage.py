@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tandem.core import machine
 from tandem.core.clock import Clock, SystemClock
 
-MEAN_OVER_S = 1.0
+MEAN_OVER_S = 1.0  # the shortest time over which CPU use is averaged
 
 
 @dataclass(frozen=True, slots=True)

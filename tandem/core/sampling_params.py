@@ -192,10 +192,8 @@ def _token_ids(name: str, value: object) -> tuple[object, ...]:
 
 
 def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse token ids the model's logits do not have.
-
-    Raises:
-        InvalidRequestError: naming the field and the first id that is not below `vocab_size`.
+    """Raises `InvalidRequestError` for token ids that the model's logits do not have, naming the field and the first id
+    that is not below `vocab_size`.
     """
     reasoning = params.reasoning
     fields: tuple[tuple[str, Iterable[int]], ...] = (

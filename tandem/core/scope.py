@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError, shown
 
-ADAPTER_BYTES = 32
+ADAPTER_BYTES = 32  # of an adapter's SHA-256
 MAX_SALT_CHARACTERS = 256
 
 

@@ -15,5 +15,5 @@ def packed(ids: Sequence[int]) -> "array[int]":
 
 
 def joined(ids: Sequence[int], more: Sequence[int]) -> "array[int]":
-    """`ids` and `more`, packed; raises as `packed`."""
+    """`ids` and `more`, packed; not to be modified. Raises OverflowError or TypeError as `packed` does."""
     return packed(ids) + packed(more) if more else packed(ids)

@@ -18,7 +18,10 @@ class FinishReason(StrEnum):
 class TokenLogprobs:
     """Natural-log probabilities at one position, before temperature and filters.
 
-    `rank` is 1 for the likeliest token. `top` holds (token_id, logprob), likeliest first.
+    Args:
+        token_id, logprob: of the token that the position has.
+        rank: its rank; 1 for the likeliest token.
+        top: (token id, logprob) of the likeliest tokens, as many as were asked for, likeliest first.
     """
 
     token_id: int

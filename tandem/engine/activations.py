@@ -12,7 +12,8 @@ from tandem.core.errors import ConfigurationError
 
 
 def with_activations(activations: str, device: torch.device, formats_of: FormatReader) -> FormatReader:
-    """Wraps `formats_of` so that the weights it reads multiply activations as `EngineConfig.activations` says.
+    """Wraps `formats_of` so that the weights it reads multiply activations as `activations` ("float" or "int8", of
+    `EngineConfig`) says; returns it unchanged for "float".
 
     Raises:
         ConfigurationError: the device has no such products.

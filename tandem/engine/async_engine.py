@@ -53,9 +53,10 @@ class _Stream:
 class AsyncEngine:
     """Runs an `Engine` on a thread of its own.
 
-    Use as `async with AsyncEngine(engine) as serving: async for output in serving.generate(...)`. Its thread tells
-    `on_busy` when it begins to wait for work and when there is some again, and `on_recovering` when ranks were lost and
-    when it has ranks again; all streams end with `WorkerLostError` between.
+    Use as `async with AsyncEngine(engine) as serving: async for output in serving.generate(...)`. Its thread calls
+    `on_busy` with False before it waits for work and with True when there is some again, and `on_recovering` with True
+    when ranks (processes that compute the model together) were lost and with False when they were replaced. All streams
+    open at a loss end with `WorkerLostError`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -137,7 +138,7 @@ class AsyncEngine:
         events.
 
         Who gets a `KVReserved` drops its hold when nothing writes there any more; one that nobody gets is dropped here.
-        The engine knows the request once `on_queued` was called: what is posted of it before comes too early.
+        `on_queued` is called in this coroutine once the request is queued: what is posted of it before comes too early.
         """
         self._require_running()
         if not isinstance(params, SamplingParams):
@@ -184,8 +185,8 @@ class AsyncEngine:
         return await asyncio.wrap_future(compiled)
 
     def post(self, action: Callable[[Engine], None]) -> None:
-        """Do something with the engine between two steps, without waiting. Any thread may call; harmless when it has
-        stopped.
+        """Call `action` with the engine, on its thread, between two steps; returns at once. Any thread may call. The
+        action is dropped if the engine has stopped; it must not raise, which would end the engine.
         """
 
         def act() -> None:
@@ -195,10 +196,11 @@ class AsyncEngine:
         self._inbox.put(act)
 
     async def call(self, action: Callable[[Engine], _Result]) -> _Result:
-        """Do something with the engine between two steps; returns what it returned or raises what it raised.
+        """Call `action` with the engine, on its thread, between two steps; waits, and returns what it returned.
 
         Raises:
             EngineStoppedError: the engine has stopped.
+            TandemError: `action` raised it. Any other error of `action` ends the engine.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()

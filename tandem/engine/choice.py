@@ -16,8 +16,11 @@ from tandem.text.grammars import CompiledGrammar
 class Choice:
     """One answer of a caller's request. Times are seconds of the engine's clock; None until they are reached.
 
-    `parent_id`: the caller's request id; `index`: number of the answer. `text`: None = no text is made. `grammar` is
-    held here so that it stays compiled while masks need it.
+    Args:
+        parent_id: the caller's request id.
+        index: number of the answer.
+        text: None = no text is made.
+        grammar: held here so that it stays compiled while masks need it.
     """
 
     parent_id: str

@@ -21,8 +21,9 @@ _BANNED = float("-inf")
 class Mask:
     """Tokens that the grammar allows next. `ban`: excludes all others in a row of logits, in place.
 
-    `may_end`, `must_end`: whether the answer can end here, and whether nothing but its end can follow. `error`: reason
-    why the grammar cannot go on.
+    Args:
+        may_end, must_end: whether the answer can end here, and whether nothing but its end can follow.
+        error: reason why the grammar cannot go on.
     """
 
     ban: Callable[[torch.Tensor], None]
@@ -81,7 +82,7 @@ class Constraint:
         return None if self._reasoning is None else self._reasoning.opening_token_id
 
     def observe(self, token_id: int) -> None:
-        """Record the next output token."""
+        """Record the next output token. The mask that `take` accepted is used up."""
         self._mask = None
         was_thinking = self._is_thinking
         if self._reasoning is not None:
@@ -112,7 +113,9 @@ class Constraint:
         self._mask = mask
 
     def apply(self, row: torch.Tensor) -> None:
-        """Ban the tokens that must not come next, in place. `row`: float32 [vocab_size]."""
+        """Ban the tokens that must not come next, in place, by setting their logits to minus infinity. `row`: float32
+        [vocab_size].
+        """
         if self._forced is not None:
             row.fill_(_BANNED)
             row[self._forced] = 0.0

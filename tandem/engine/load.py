@@ -16,10 +16,12 @@ MAX_STEP_STATS = 256  # older ones are dropped
 class EngineLoad:
     """Totals over the requests that were accepted and have not finished, and the KV that they hold.
 
-    num_waiting, num_awaiting_kv: requests without blocks, and requests whose KV is yet to come from another worker.
-    num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
-    query-key pairs attention has to visit for these. num_unpromised_blocks: free or evictable, and promised to no
-    request.
+    Args:
+        num_waiting, num_awaiting_kv: requests without blocks, and requests whose KV is yet to come from another worker.
+        num_context_tokens: prompt and output tokens of all of them.
+        num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
+            query-key pairs attention has to visit for these.
+        num_unpromised_blocks: free or evictable, and promised to no request.
     """
 
     num_requests: int
@@ -36,12 +38,16 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """Work of one step and its duration: prompt work (as in `EngineLoad`; a prompt counts when it ends), and decodes.
+    """Work of one step and its duration: prompts and decodes.
 
-    num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
-    read_bytes: state that the decodes read, drafts not counted.
-    duration_s: as if on the worker's own cores alone. The time that cores lent by other workers saved is added, since
-    the next step may not have them.
+    Args:
+        num_prompts: prompts that end in this step.
+        num_prompt_tokens, num_prompt_pairs: prompt tokens computed, and the query-key pairs that attention visits.
+        num_decodes, num_context_tokens: requests that decode, and their tokens in context.
+        num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
+        read_bytes: state that the decodes read, drafts not counted.
+        duration_s: as if on the worker's own cores alone. The time that cores lent by other workers saved is added,
+            since the next step may not have them.
     """
 
     num_prompts: int
@@ -116,7 +122,7 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
 
 def stats_of(step: SchedulerOutput, requests: Sequence[Request], read_bytes: Callable[[int], float]) -> StepStats:
     """The work of a step, before it is computed. `requests`: those of `step.scheduled`, in their order. `read_bytes`:
-    as in `ModelIdentity`.
+    returns the bytes of KV that the next token reads, given the number of tokens in the context.
     """
     num_bytes = 0.0
     num_prompts = num_tokens = num_decodes = num_context = num_drafts = 0

@@ -1,8 +1,8 @@
 """Makes the masks of answers held to a grammar, on a thread of its own, while the model computes their logits.
 
 A mask has one bit a token: whether the grammar allows it next. One job a step: `start` before the model runs, `finish`
-after it. Only this thread moves the matchers, which follow answers through their grammars, so a mask depends on its
-answer alone.
+after it. Each answer has a *matcher* of its own, which follows it through its grammar. Only this thread moves matchers,
+so a mask depends on its answer's grammar and tokens alone.
 """
 
 import time
@@ -44,14 +44,16 @@ class MaskMaker:
         self.waited_s = 0.0
 
     def start(self, constraints: Sequence[Constraint]) -> None:
-        """Start making the masks for the next tokens of these answers."""
+        """Start making the masks for the next tokens of these answers; returns at once. Call `finish` afterwards."""
         assert self._job is None, "the masks of the step before were not taken"
         if constraints:
             self._waiting = list(constraints)
             self._job = self._thread.submit(self._make, self._waiting)
 
     def finish(self) -> None:
-        """Wait for the masks of the last `start` and hand each to its constraint."""
+        """Wait for the masks of the last `start` and hand each to its constraint. Does nothing if there are none. If a
+        matcher failed, the mask of its answer has an error and allows no token; the others are unaffected.
+        """
         if self._job is None:
             return
         started_s = time.perf_counter()

@@ -37,8 +37,8 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """Sizes that the leader has resolved for all ranks. `num_blocks`: blocks of KV memory, with the null block.
-    `layers_read`: layers whose inputs the leader's drafter reads, as in `HiddenStates`.
+    """Sizes that the leader has resolved for all ranks. `num_blocks`: pages of KV memory on each, with the null block.
+    `layers_read`: layers whose inputs (hidden states) the leader's drafter reads; () = it reads none.
     """
 
     num_blocks: int
@@ -190,8 +190,9 @@ def part_of(links: RankLinks | None, ranked: RankedLayout) -> int:
 class LoadedShard:
     """A rank's part of a model, loaded.
 
-    fingerprint: of the whole model.
-    runner: makes the runner, given sizes, the file descriptor of the KV memory, and whether there is KV in it.
+    Args:
+        fingerprint: of the whole model.
+        runner: makes the runner, given sizes, the file descriptor of the KV memory, and whether there is KV in it.
     """
 
     fingerprint: str

@@ -74,7 +74,8 @@ class EngineSizes:
 class Assembly:
     """An engine and those of its parts that others use: KV memory, description of the model, mask maker.
 
-    pages: KV pages of all ranks of this host; without ranks, those of `arena`.
+    Args:
+        pages: KV pages of all ranks of this host; without ranks, those of `arena`.
     """
 
     engine: Engine

@@ -1,8 +1,8 @@
 """Pipeline parallelism: divides a step into micro-batches, and passes their residual streams from stage to stage.
 
-A stage is a range of the model's layers on ranks of its own. A micro-batch has neighbouring tokens of a step: whole
-requests, and pieces of long prompts. Kernels compute a row in the same way whatever the other rows are, so the division
-changes no bit. All ranks divide a step alike.
+A stage is a range of the model's layers on ranks (processes of the worker) of its own. A micro-batch has neighbouring
+tokens of a step: whole requests, and pieces of long prompts. Kernels compute a row in the same way whatever the other
+rows are, so the division changes no bit. All ranks divide a step alike.
 """
 
 from bisect import bisect_left
@@ -117,6 +117,8 @@ class StageFlow:
         return self._links.before.receive(stream) if len(stream) else stream
 
     def send(self, stream: torch.Tensor) -> None:
-        """Sends the residual stream to the next stage, if there is one; raises as `receive`."""
+        """Sends the residual stream [num_tokens, stream_size] to the next stage, if there is one. Raises
+        `EngineStoppedError` if a rank is lost or late.
+        """
         if self._links.after is not None and len(stream):
             self._links.after.send(stream)

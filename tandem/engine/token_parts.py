@@ -101,7 +101,9 @@ class ContextTurns:
             self._earlier.receive(self._word)
 
     def pass_on(self) -> None:
-        """Tells the rank with the next tokens that this layer is written; raises as `take`."""
+        """Tells the context with the next tokens that this layer is written. Raises `EngineStoppedError` as `take`
+        does.
+        """
         if self._later is not None:
             self._later.send(self._word)
 

@@ -1,6 +1,7 @@
 """Validates requests before the engine takes them, so that nothing a caller sends can break a step.
 
-Cheap checks come first and nothing is copied before it was counted. No function keeps state.
+What is refused raises `InvalidRequestError`. Cheap checks come first and nothing is copied before it was counted. No
+function keeps state.
 """
 
 from array import array

@@ -24,7 +24,9 @@ class SimulationResult:
     """Outcome of a run. `duration_s`: from the start to the last event. `*_accelerator_s`: accelerator-seconds of each
     pool.
 
-    num_changes: how often the wanted size of a pool changed. reasons: (time, explanation by the policy) of each change.
+    Args:
+        num_changes: how often the wanted size of a pool changed.
+        reasons: (time, explanation by the policy) of each change.
     """
 
     served: Sequence[Served]

@@ -1,12 +1,10 @@
 """Block pool: the pages of blocks, reference counts and eviction order.
 
-A block is one page or several, not necessarily neighbours. Its id is that of its first page, and all numbers of blocks
-that the pool gives or takes are numbers of pages, so that blocks of any size share it. What is done to a block costs
-the same however many pages it has.
-
-Invariant: every block except the null block is in exactly one state. *Used*: referenced. *Pinned*: unreferenced, but
-its content is promised to stay available, so it is never evicted. *Cached*: unreferenced, but its content can be found
-by hash until it is evicted, least recently used first. *Free*: none of these.
+A block is one page or several, not necessarily neighbours, and has the id of its first page. All counts are of pages,
+so that blocks of any size share the pool. Invariant: every block except the null block is in exactly one state. *Used*:
+referenced. *Pinned*: unreferenced, but its content is promised to stay available, so it is never evicted. *Cached*:
+unreferenced, but its content can be found by hash until it is evicted, least recently used first. *Free*: none of
+these.
 """
 
 import heapq
@@ -29,7 +27,7 @@ class BlockPool:
 
     Free pages are handed out lowest id first, so that a request's blocks tend to be neighbours and a transfer of them
     merges into few descriptors. Those of a freed block of several stay together for the next one of as many, until
-    others need them.
+    others need them. What is done to a block costs the same however many pages it has.
 
     Args:
         limited_groups: KV groups of which no more than `most_cached` pages in total are cached: beyond that the least
@@ -89,7 +87,7 @@ class BlockPool:
         return len(self._free) + self._num_spare + self._num_cached
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
-        """Number of pages of these blocks that `acquire` would remove from `num_available`."""
+        """Number of pages of these blocks that `acquire` would remove from `num_available`: those of cached blocks."""
         if not _are_many(block_ids):
             return self.num_pages(filter(self._cached.place_of, block_ids))
         many = np.frombuffer(block_ids, dtype=np.int32)
@@ -112,7 +110,7 @@ class BlockPool:
         return self._references[block_id] > 0
 
     def pin(self, block_id: int) -> None:
-        """Protect a block in the prefix cache from eviction until `unpin`; an idle one leaves `num_available`."""
+        """Protect a block of the prefix cache from eviction until `unpin`; while unreferenced it is not available."""
         assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be pinned"
         assert not self._is_pinned[block_id], f"block {block_id} is pinned already"
         self._is_pinned[block_id] = True

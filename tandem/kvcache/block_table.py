@@ -1,4 +1,6 @@
-"""Block table: the blocks that hold one owner's tokens, per KV group."""
+"""Block table: the blocks that hold one owner's (request's) tokens, per KV group: layers whose state has the same size
+and lifetime. The null block stands where none is needed.
+"""
 
 from array import array
 from collections import Counter
@@ -12,7 +14,8 @@ from tandem.kvcache.prefix import NULL_BLOCK
 class BlockRange:
     """Consecutive blocks of one KV group: `block_ids[i]` is entry `first_index + i` of the request's block table.
 
-    `page_ids`: where blocks have several pages, those of each in turn; else none.
+    Args:
+        page_ids: where blocks have several pages, those of each in turn; else none.
     """
 
     first_index: int
@@ -35,11 +38,12 @@ class BlockTable:
     nothing there. All have the same length and only grow, 32 bits an entry. `num_dropped[g]` leading entries are null,
     at first no others; `num_held[g]` entries in total are not.
 
-    num_matched: leading blocks found in the prefix cache.
-    checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
-    num_committed: leading blocks that have been offered to the prefix cache.
-    num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
-        admission, are computed.
+    Args:
+        num_matched: leading blocks found in the prefix cache.
+        checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
+        num_committed: leading blocks that have been offered to the prefix cache.
+        num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
+            admission, are computed.
     """
 
     groups: tuple["array[int]", ...]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-BlockIds = npt.NDArray[np.int32]
+BlockIds = npt.NDArray[np.int32]  # a *column*: many block ids, [n], none twice
 
 _LEAST_ENTRIES = 64  # of the buffer beyond two a block
 _TRIED = 16  # entries that are looked at one by one before many are at once

@@ -34,8 +34,8 @@ _GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take 
 class HoldKind(StrEnum):
     """Reason for a hold on blocks."""
 
-    LEASED = "leased"
-    TRANSFER = "transfer"
+    LEASED = "leased"  # another worker may read them
+    TRANSFER = "transfer"  # a transfer may still write or read them here
 
 
 @dataclass(slots=True)
@@ -133,9 +133,8 @@ class KVCacheManager:
         return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
 
     def coming(self, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
-        """(Number of blocks `[first, end)` of a chain that can be shared once they arrive, number that arrive).
-
-        Both refer to the owner expecting blocks from another worker that shares most with the chain.
+        """Returns (number of blocks `[first, end)` of a chain that can be shared once they arrive, number that arrive)
+        for the owner expecting blocks from another worker that shares most with the chain.
         """
         if first >= end or not self._coming[hashes[first]]:
             return 0, 0
@@ -248,7 +247,7 @@ class KVCacheManager:
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
-        """Lease a chain's longest cached prefix, if promises to others allow; returns its length and its blocks."""
+        """Lease a chain's longest cached prefix, if promises to others allow; returns its number of blocks and them."""
         match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:
@@ -259,7 +258,7 @@ class KVCacheManager:
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
-        """Returns up to `count` one-page blocks, held until `drop(name)`; none if `name` is an ended lease."""
+        """Returns up to `count` unpromised one-page blocks, held until `drop(name)`; none if the lease `name` ended."""
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))

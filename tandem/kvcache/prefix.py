@@ -1,5 +1,6 @@
 """Prefix cache: index of blocks by content hash, and search of the longest prefix that every KV group can serve.
 
+A *chain* is the hashes of consecutive blocks from a prompt's first on, each of which covers all tokens before it.
 Invariant: a hash maps to at most one block per group, and a block has at most one hash.
 """
 
@@ -34,7 +35,8 @@ class BlockLookup(Protocol):
 class PrefixCache(Protocol):
     """Map from block hashes to block ids. The block pool owns references and eviction order.
 
-    `groups`: by block id, one more than the KV group of a block in the cache; 0 = it is not there. 16 bits each.
+    Args:
+        groups: by block id, one more than the KV group of a block in the cache; 0 = it is not there. 16 bits each.
     """
 
     groups: "array[int]"

@@ -110,8 +110,8 @@ class PromisedBlocks:
         return [*self.moving_block_ids, *self._sources.elements()]
 
     def attach_host(self, num_slots: int, start_move: Callable[[HostMove], None]) -> None:
-        """Use a host tier from now on; call once. `start_move` must start a copy without blocking; its end is reported
-        by `end_move`.
+        """Use a host tier (slots in host memory, `tiers`) from now on; call once. `start_move` must start a copy
+        without blocking; its end is reported by `end_move`.
         """
         assert self._host.num_slots == 0, "there is a host tier already"
         self._host, self._start_move = HostTier(num_slots), start_move
@@ -200,7 +200,7 @@ class PromisedBlocks:
         self._sources[block_id] += 1
 
     def end_reads(self, reads: Sequence[HostRead], *, is_restored: bool) -> None:
-        """Record that these reads have ended."""
+        """Record that these reads have ended. `is_restored`: their copies succeeded, and are counted."""
         slots = [slot for read in reads for slot in read.slots]
         sources = [read.source_id for read in reads if not read.slots]
         self._host.end_reads(slots)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-BlockKey = tuple[int, bytes]  # KV group, block hash
+BlockKey = tuple[int, bytes]  # a content: KV group, block hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Usage of a KV pool: number of pages in each state, and bytes of state that requests hold."""
+"""Usage of a KV pool: number of pages by use, and bytes of the layers' state (such as KV) that requests hold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +10,15 @@ from tandem.kvcache.spec import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUsage:
-    """Number of pages in each state; `total` is the sum of the others.
+    """Number of pages by use. Each page counts once, by the first of these that fits; `total` is their sum.
 
-    A page is transferring if a transfer may write or read it, else leased if a peer may read it, else used if a request
-    owns it, else pinned if its content is promised to stay cached.
+    Args:
+        transferring: a transfer may write or read it.
+        leased: another worker may read it.
+        used: a request owns it.
+        pinned: its content is promised to stay cached until a deadline.
+        cached: its content can be found by hash until it is evicted.
+        free: none of these.
     """
 
     total: int
@@ -30,8 +35,10 @@ class HeldState:
     """State that requests hold now, in bytes. A block shared by several requests counts for each, a partly filled one
     as a whole.
 
-    num_bytes: of the layers' state, as far as the next query reads it. page_bytes: of all pages that they hold,
-    including unused bytes and checkpoints for later requests.
+    Args:
+        num_bytes: of the layers' state, as far as the next query reads it.
+        page_bytes: of all pages that they hold (not of one page), including unused bytes and checkpoints (recurrent
+            states kept for later requests).
     """
 
     num_bytes: int = 0

@@ -2,10 +2,9 @@
 
 All answers are hints: a wrong one costs a recompute or a refused fetch, never a wrong token. So hashes are shortened,
 lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
-Only KV group 0 is indexed. It is the full-attention group if the model has one, and so the only group whose blocks
-determine the length of a prefix; windowed groups drop old blocks. For models of windowed groups alone, answers are
-too low. Where other groups hold constant states, only blocks at or before a kept state are reported, and the names of
-kept states beside them (`tandem.kvcache.resumable`).
+Only KV group 0 is indexed: the full-attention group if the model has one, whose blocks alone determine the length of a
+prefix. For models of windowed groups alone, which drop old blocks, answers are too low. Where other groups hold
+constant (recurrent) states, only blocks up to a kept state are reported, and the names of kept states beside them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from tandem.core.hashing import HASH_BYTES
 KEY_BYTES = 15  # NOTE: of a hash's 32. 120 bits do not collide by accident, and in CPython 16 would take a third more.
 COUNTED_GROUP = 0  # the KV group that is indexed
 DEFAULT_MAX_BLOCK_REPLICAS = 8_000_000  # (block, worker) pairs in an index
-MIN_BLOCK_REPLICAS = 1024
+MIN_BLOCK_REPLICAS = 1024  # the smallest bound of an index
 SILENT_S = 30.0  # without a report, after which an incarnation counts as ended
 
 
@@ -42,7 +41,8 @@ class LocalityStats:
     """Fill level of an index. A block replica is a block held by one worker; replicas of workers that are gone count
     until they are cleaned up.
 
-    `num_rotations`: number of times the older generation was dropped since the index was created.
+    Args:
+        num_rotations: number of times the older generation was dropped since the index was created.
     """
 
     num_workers: int
@@ -69,7 +69,8 @@ class LocalityIndex(Protocol):
     """
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """Apply a worker's changes in order. `sequence` must be one more than the last that was applied.
+        """Apply a worker's changes in order. `sequence` must be one more than the last that was applied; a larger one
+        changes nothing and is answered RESYNC, the same one again APPLIED.
 
         Raises:
             InvalidRequestError: for a hash, id or number that is out of range.
@@ -121,14 +122,14 @@ def net_changes(events: Iterable[BlockEvent]) -> dict[bytes, bool]:
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
-    """Refuse what cannot be block hashes."""
+    """Raises `InvalidRequestError` for what cannot be block hashes."""
     if set(map(len, hashes)) - {HASH_BYTES}:
         wrong = next(block_hash for block_hash in hashes if len(block_hash) != HASH_BYTES)
         raise InvalidRequestError(f"block hash {shown(wrong)} has {len(wrong)} bytes; send {HASH_BYTES}")
 
 
 def check_report(worker_id: str, epoch: int, sequence: int) -> None:
-    """Refuse a report whose header could not be kept exactly."""
+    """Raises `InvalidRequestError` for a report whose header could not be kept exactly."""
     if not worker_id:
         raise InvalidRequestError("worker_id is empty; name the worker that reports")
     if not 0 <= epoch < 1 << 64:
@@ -138,7 +139,7 @@ def check_report(worker_id: str, epoch: int, sequence: int) -> None:
 
 
 def check_limit(max_block_replicas: int) -> None:
-    """Refuse a bound within which not even one popular block fits."""
+    """Raises `ConfigurationError` for a bound within which not even one popular block fits."""
     if max_block_replicas < MIN_BLOCK_REPLICAS:
         raise ConfigurationError(
             f"max_block_replicas={max_block_replicas} is too small; use {MIN_BLOCK_REPLICAS} or more, best twice what "

@@ -8,8 +8,8 @@ cost a dictionary entry and a key each, and the garbage collector has nothing to
 from array import array
 from collections.abc import Iterable
 
-SLOT_BYTES = 4
-NOBODY = b""
+SLOT_BYTES = 4  # of a packed slot number, which stands for one incarnation of a worker
+NOBODY = b""  # holders of a block that no worker holds
 _MAX_SHARED_BYTES = 1 << 22  # NOTE: of holders; what thousands hold was held by every smaller number of them before
 _OBJECT_BYTES = 100  # of a shared `bytes` beside its content
 

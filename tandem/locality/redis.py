@@ -55,8 +55,8 @@ class RedisIndex:
     Args:
         url: as for `tandem.redis_client.connect`.
         prefix: key prefix of the deployment; must contain a `{hash tag}`.
-        max_block_replicas: see `LocalityIndex`; about 75 bytes of Redis each. The value of the client that looked up
-            last applies to all clients of a prefix: routers look up, workers only report.
+        max_block_replicas: the most (block, worker) pairs kept; about 75 bytes of Redis each. The value of the client
+            that looked up last applies to all clients of a prefix: routers look up, workers only report.
         ttl_s: time without reports after which the keys expire, and a silent worker is removed.
         read_timeout_s: timeout of a look-up.
         write_timeout_s: timeout of a report.

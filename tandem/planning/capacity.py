@@ -16,8 +16,10 @@ from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 class OfferedLoad:
     """Mean demand: requests per second, and the tokens of one request.
 
-    num_missing_tokens: prompt tokens that no cache holds. num_context_tokens: mean context of a decoding request: its
-    prompt and half of its output.
+    Args:
+        num_missing_tokens: prompt tokens that no cache holds.
+
+    `num_context_tokens`: mean context of a decoding request, its prompt and half of its output.
     """
 
     requests_per_s: float
@@ -76,8 +78,10 @@ class PrefillCapacity:
 class Batch:
     """State of decode workers at a load.
 
-    num_running: mean number of requests on each worker. tpot_ms: time of a step at the percentile.
-    kv_use, slot_use: shares of KV and of request slots in use at the percentile; above 1 means overload.
+    Args:
+        num_running: mean number of requests on each worker.
+        tpot_ms: time of a step at the percentile.
+        kv_use, slot_use: shares of KV and of request slots in use at the percentile; above 1 means overload.
     """
 
     num_running: float

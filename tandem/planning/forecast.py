@@ -18,10 +18,13 @@ _MOST_GAIN = 1.5  # NOTE: limit within one horizon; a jump in the trend's window
 class ForecastSettings:
     """Settings of a forecast. Times in seconds.
 
-    memory_s: length of the history. level_s: window of the mean that is the level; queues absorb shorter bursts.
-    quick_s: window of the mean that detects a jump. trend_s: window over which the trend is fitted.
-    share: share of past forecast errors that the margin covers.
-    prior_rise: relative margin per minute of horizon while the history is short.
+    Args:
+        memory_s: length of the history.
+        level_s: window of the mean that is the level; queues absorb shorter bursts.
+        quick_s: window of the mean that detects a jump.
+        trend_s: window over which the trend is fitted.
+        share: share of past forecast errors that the margin covers.
+        prior_rise: relative margin per minute of horizon while the history is short.
     """
 
     memory_s: float = 900.0

@@ -33,11 +33,13 @@ class GroupSizeFacts:
 
     Args:
         weight_bytes, kv_bytes_per_token: of the rank that has most.
-        num_exchanges, exchanged_bytes_per_token: of one step in all its stages, see `exchange_bytes`.
+        num_exchanges, exchanged_bytes_per_token: exchanges among the ranks of a layer in one step, all stages together,
+            and the bytes that a rank sends in them for each token.
         stream_bytes_per_token: bytes that a rank sends to the next stage.
-        idle_share: share of time that a rank waits for other stages, by tokens of a step, see `stages.idle_share`.
+        idle_share: share of time that a rank waits for other stages, by tokens of a step; 0 with one stage.
         experts: largest number of whole experts of a layer on any rank; None = there are none.
-        expert_imbalance: by tokens of a step, see `expected_imbalance`.
+        expert_imbalance: expected work of the rank that gets most rows of experts, as a multiple of an even share, by
+            tokens of a step; 1 = even.
     """
 
     size: GroupSize
@@ -55,10 +57,11 @@ class GroupSizeFacts:
 class GroupSizeSearch:
     """Result of a search over group sizes.
 
-    facts: for each size into which the model can be divided.
-    refusals: reasons why other sizes are not possible.
-    prefill, decode: the sizes chosen.
-    choices: sizing of the pools, by the sizes of prefill and decode workers.
+    Args:
+        facts: for each size into which the model can be divided.
+        refusals: reasons why other sizes are not possible.
+        prefill, decode: the sizes chosen.
+        choices: sizing of the pools, by the sizes of prefill and decode workers.
     """
 
     facts: Sequence[GroupSizeFacts]

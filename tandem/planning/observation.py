@@ -14,8 +14,10 @@ from tandem.routing.speed import Speed
 class Traffic:
     """Arrivals at all gateways during the `duration_s` before the observation, rejected requests included.
 
-    num_cached_tokens: the part of `num_prompt_tokens` that needed no prefill. num_output_tokens: of requests that
-    finished. variation: coefficient of variation of a request's tokens to compute; None if unknown.
+    Args:
+        num_cached_tokens: the part of `num_prompt_tokens` that needed no prefill.
+        num_output_tokens: of requests that finished.
+        variation: coefficient of variation of a request's tokens to compute; None if unknown.
     """
 
     duration_s: float

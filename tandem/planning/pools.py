@@ -19,9 +19,11 @@ _LEAST_WAIT_SHARE = 0.25  # NOTE: waits are kept short even if a long prompt alo
 class Prospect:
     """Demand at one time in the future, and the capacity of workers; predicts latencies for any sizes of the pools.
 
-    load: expected demand. prefill, decode: capacity of the workers of each pool.
-    pace: measured over predicted speed of prefill workers.
-    backlog_ms: prompt work that will already wait when a change takes effect, total of the pool.
+    Args:
+        load: expected demand.
+        prefill, decode: capacity of the workers of each pool.
+        pace: measured over predicted speed of prefill workers.
+        backlog_ms: prompt work that will already wait when a change takes effect, total of the pool.
     """
 
     settings: PlannerConfig

@@ -13,9 +13,13 @@ from tandem.planning.pools import Prospect
 class Change:
     """Facts from which a plan is explained. Pairs are (prefill, decode) replicas.
 
-    had: requested before. wanted: needed by the objectives. given: what the budget allows of that.
-    load: demand of the last minute. prospect: demand and capacity planned for, `horizon_s` ahead.
-    before, after: predictions at that demand with `had` and `given`.
+    Args:
+        had: requested before.
+        wanted: needed by the objectives.
+        given: what the budget allows of that.
+        load: demand of the last minute.
+        prospect: demand and capacity planned for, `horizon_s` ahead.
+        before, after: predictions at that demand with `had` and `given`.
     """
 
     had: tuple[int, int]

@@ -82,9 +82,11 @@ class _Passes(NamedTuple):
 class Roofline:
     """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node.
 
-    `drafts`: speculative decoding of this worker, or of the decode workers that a prefill worker serves; None = none.
-    One of the accelerators holds a draft model or head, whole. `num_stages`: of consecutive layers, each on as many of
-    the accelerators. `chunk_tokens`: the most of a prompt in one step.
+    Args:
+        drafts: speculative decoding of this worker, or of the decode workers that a prefill worker serves; None = none.
+            One of the accelerators holds a draft model or head, whole.
+        num_stages: of consecutive layers, each on as many of the accelerators.
+        chunk_tokens: the most of a prompt in one step.
     """
 
     model: ModelCost

@@ -68,8 +68,11 @@ class DeploymentSite:
 class SizedPool:
     """Number of workers of one kind, with the need that determines it.
 
-    limit: name of that need. time_use: share of time spent on prompts. kv_use: share of KV in use at the percentile.
-    link_use: share of the link's usable rate. None: does not apply to this pool.
+    Args:
+        limit: name of that need.
+        time_use: share of time spent on prompts; None: does not apply to this pool.
+        kv_use: share of KV in use at the percentile; None: does not apply to this pool.
+        link_use: share of the link's usable rate.
     """
 
     num_workers: int

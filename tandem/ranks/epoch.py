@@ -1,7 +1,7 @@
 """One epoch of a group of ranks, as the leader uses it: starts from new processes, and ends when one rank is lost.
 
-The leader has them load their parts, sends them steps, watches and ends them together. Sockets and exchange memory
-belong to the epoch's processes alone, so nothing of another epoch can reach them.
+The leader (rank 0, the worker's own process) has them load their parts, sends them steps, watches and ends them
+together. Sockets and exchange memory belong to the epoch's processes alone, so nothing of another epoch can reach them.
 """
 
 import logging
@@ -76,7 +76,9 @@ class Epoch:
         return () if self._beats is None else self._beats.silent_s(monotonic_s())
 
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:
-        """Waits until all ranks have loaded the same model and allocated their memory; raises as `Ranks.prepare`."""
+        """Waits until all ranks have loaded the same model and allocated their memory. Raises `ConfigurationError` if
+        one refuses to serve or has ended.
+        """
         for rank in self._ranks:
             loaded = self._receive(rank, Loaded)
             if loaded.fingerprint != fingerprint:
@@ -93,7 +95,7 @@ class Epoch:
         _log.info("%d ranks are ready: processes %s", len(self._ranks) + 1, [os.getpid(), *self.process_ids.values()])
 
     def begin_step(self, step: Step) -> None:
-        """Sends a step to all ranks; raises as `check`."""
+        """Sends a step to all ranks, without waiting for its end. Raises `RanksLostError` if the epoch has ended."""
         self.check()
         self._shared.begin_step(step.number)
         packed = pack(step)

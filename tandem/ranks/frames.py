@@ -1,7 +1,7 @@
 """Frames: format of all that a group's leader and another host send each other after the handshake (`rendezvous`).
 
-A frame is a header and a number of bytes. `epoch` is that of the group for which it was sent; a frame of a former epoch
-is ignored.
+A frame is a header and a number of bytes. Its `epoch` numbers the set of processes for which it was sent (one life of
+the group's ranks); a frame of a former epoch is ignored.
 """
 
 import struct
@@ -11,7 +11,7 @@ from enum import IntEnum
 from tandem.core.errors import TransportError
 
 HEADER = struct.Struct("!BBxxIQI")  # kind, rank, epoch, number, size
-PLACE = struct.Struct("!BBBBB")  # as in `HostPlace`
+PLACE = struct.Struct("!BBBBB")  # first rank and number of ranks of the host; ranks, stages and contexts of the group
 NUMBER = struct.Struct("!q")
 MAX_MESSAGE_BYTES = 1 << 30  # after one header
 MAX_WORDS_BYTES = 1024  # of a text such as that of `LOST`
@@ -23,7 +23,7 @@ class FrameKind(IntEnum):
     """
 
     PUBLISH = 1  # bytes of exchange `number` on lane `rank` of `LinksMirror`
-    MESSAGE = 2  # a message to or from `rank`, see `messages`
+    MESSAGE = 2  # a message (`messages`) to or from `rank`
     BEATS = 3  # a count for each rank, of which the sender's own ranks are right
 
     PLACE = 16  # which ranks the host has, see `PLACE`
@@ -42,7 +42,9 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Header of a frame. `size`: number of bytes that follow. The other fields depend on the kind, see `FrameKind`."""
+    """Header of a frame. `size`: number of bytes that follow. `rank` and `number` mean what the comment of the kind
+    says; 0 where they mean nothing.
+    """
 
     kind: FrameKind
     rank: int = 0

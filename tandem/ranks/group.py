@@ -2,7 +2,7 @@
 lost.
 
 Each time the group is formed begins an epoch with new processes. The KV memory of all ranks outlives an epoch: what
-earlier steps have written stays.
+earlier steps have written stays. An *exchange* is an operation of all ranks of one stage and context, such as a sum.
 """
 
 import logging
@@ -28,7 +28,7 @@ from tandem.ranks.system import OwnSystem, RankSystem
 from tandem.scheduler.output import SchedulerOutput
 
 EXCHANGE_DEADLINE_S = 20.0  # after which a rank that does not take part is lost
-MAX_FRUITLESS_EPOCHS = 3  # in a row, without a step
+MAX_FRUITLESS_EPOCHS = 3  # in a row without a computed step; then the group is given up
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class RankGroup:
     """Implements `Ranks`. Starts `num_ranks - 1` processes, which load their parts while the leader loads its own.
 
     Args:
-        config: configuration of each rank, see `share_of`.
+        config: configuration of each rank, with its share of the host's threads and KV memory (`share_of`).
         num_ranks: in all stages and contexts together.
         num_stages: stages into which the model's layers are divided (pipeline); divides `num_ranks`.
         num_contexts: parts into which the tokens of prompts are divided in each stage; divides `num_ranks` too.
@@ -95,7 +95,7 @@ class RankGroup:
 
     @property
     def state_hosts(self) -> Sequence[RemoteHost]:
-        """The other hosts, in the order of their parts of the KV memory, see `MemoryPool.host`."""
+        """The other hosts, in the order of their parts of the KV memory."""
         return self.other_hosts if self.links.num_stages == 1 else self.other_hosts[::-1]
 
     @property
@@ -134,7 +134,10 @@ class RankGroup:
         self._epoch.prepare(fingerprint, sizes, keeps_pages=False)
 
     def renew(self) -> None:
-        """See `Ranks.renew`."""
+        """Forms the group anew after a loss, with new processes and the present KV; waits until it is ready.
+
+        Raises `ConfigurationError` if it cannot be formed, `RanksLostError` if epochs keep ending without a step.
+        """
         assert self._prepared is not None, "only a group that was formed is formed anew"
         began_s = monotonic_s()
         self._num_fruitless = 0 if self._epoch.num_steps else self._num_fruitless + 1

@@ -1,4 +1,5 @@
-"""A further host of a group, run by `services.rank_host`: starts ranks as the leader says, and relays their messages.
+"""A further host of a group of ranks, run by `services.rank_host`: starts ranks as the leader (rank 0, the worker's own
+process) says, and relays their messages.
 
 It decides nothing about steps. When its link to the leader ends, so do its ranks; then it joins again. The KV of its
 ranks outlives an epoch, but not the link.
@@ -27,7 +28,7 @@ from tandem.ranks.messages import pack, unpack
 from tandem.ranks.rank_process import END_S, LocalRank, await_ends
 from tandem.ranks.rendezvous import Direction, Proof, join
 
-LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
+LEADER_SILENCE_S = 20.0  # then the leader counts as lost. NOTE: one that loads weights is busy; an end is seen at once
 _JOIN_AGAIN_S = 1.0  # between two attempts to join
 
 _log = logging.getLogger(__name__)

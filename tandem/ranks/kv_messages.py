@@ -1,5 +1,5 @@
-"""Messages about the KV of a further host: calls by the leader, and the host's answers. Both carry the call's
-number.
+"""Messages about the KV of a further host of ranks: calls by the group's leader, and the host's answers. Both carry the
+call's number.
 """
 
 from array import array
@@ -11,8 +11,8 @@ from tandem.compute.page_bytes import NumberParts, PagePart
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """Call: let other workers read the KV of this host's ranks, under this incarnation of the worker. The numbers are
-    those of `MemoryPool`.
+    """Call: let other workers read the KV of this host's ranks, under this incarnation (one run of the leader). The
+    numbers are those of `MemoryPool`.
     """
 
     incarnation: str
@@ -51,7 +51,9 @@ class DisconnectPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadPeer:
-    """Call: read units `remote` of a peer into units `local` of this host, as `KVTransport.read`."""
+    """Call: read units `remote` of a peer into units `local` of this host, within `deadline_s` seconds (None = a time
+    that follows from the measured rate). A unit is a page or a piece of one.
+    """
 
     connection: int
     remote: "array[int]"
@@ -71,7 +73,7 @@ class ReadEnded:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Call: compute checksums of pages and check their numbers, as `PageBytes`."""
+    """Call: compute checksums of pages and check their numbers, all of this host's ranks."""
 
     crc32s: tuple[tuple[PagePart, ...], ...]
     are_finite: tuple[NumberParts, ...]

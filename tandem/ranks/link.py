@@ -68,13 +68,15 @@ class Link:
         return frame
 
     def receive_into(self, view: memoryview) -> None:
-        """Receives the frame's bytes into `view`; raises as `receive`."""
+        """Receives the frame's bytes into `view`. Raises `TransportError` or `OSError` as `receive` does."""
         for start in range(0, len(view), _PIECE_BYTES):
             wire.receive_into(self._incoming, [view[start : start + _PIECE_BYTES]], self._tick)
             self._hear()
 
     def receive_bytes(self, size: int) -> bytes:
-        """Receives the frame's bytes; raises as `receive`. NOTE: memory grows as bytes arrive, not as announced."""
+        """Receives the frame's bytes. Raises `TransportError` or `OSError` as `receive` does. NOTE: memory grows as
+        bytes arrive, not as announced.
+        """
         received = bytearray()
         while len(received) < size:
             piece = bytearray(min(_PIECE_BYTES, size - len(received)))

@@ -1,4 +1,4 @@
-"""Messages between the leader of a group and its other ranks, and their encoding.
+"""Messages between the leader of a group and its other ranks, and their encoding. `epoch`: id of a life of the group.
 
 They are pickles, since both ends are one release. `unpack` builds only instances of our own classes, so no message can
 run code.
@@ -20,8 +20,11 @@ from tandem.scheduler.output import SchedulerOutput
 class Begin:
     """Leader to rank: load your part of this model.
 
-    `epoch`: id of this start of the group. `config`: a rank's share. `deadline_s`: of each exchange. `num_contexts`:
-    parts of a prompt's tokens (`--cp`).
+    Args:
+        epoch: id of this start of the group.
+        config: a rank's share.
+        deadline_s: of each exchange.
+        num_contexts: parts of a prompt's tokens (`--cp`).
     """
 
     epoch: str

@@ -1,4 +1,4 @@
-"""Joins another host to the leader of a group: both prove the cluster's secret, then compare their releases.
+"""Joins another host to the leader of a group: both prove that they know the cluster's secret, then compare releases.
 
     leader → host  HELLO   magic, version, nonce
     host → leader  JOIN    magic, version, nonce, host id, direction, length of the release, MAC; the release
@@ -57,8 +57,9 @@ class _Status(IntEnum):
 class Proof:
     """Credentials of a process: the cluster's secret as a key, and a certificate.
 
-    key: derived from the cluster's secret for this purpose alone.
-    tls: its certificate; None = plain text.
+    Args:
+        key: derived from the cluster's secret for this purpose alone.
+        tls: its certificate; None = plain text.
     """
 
     key: bytes = field(repr=False)

@@ -20,8 +20,8 @@ from tandem.ranks.rank_process import LocalRank, RankProcess
 
 
 class GroupLinks(Protocol):
-    """All exchanges of one rank with its group, and the heartbeat counts of all ranks; see `SharedLinks`.
-    `num_sections`: stages times contexts. `open`: changes to the memory of a new epoch.
+    """All exchanges of one rank with its group, and the heartbeat counts of all ranks. `num_sections`: stages times
+    contexts (a section is the ranks of one stage and one context). `open`: changes to the memory of a new epoch.
     """
 
     num_ranks: int

@@ -56,7 +56,7 @@ class RouterMetrics:
         self._num_unanswered = 0
 
     def record_refused(self) -> None:
-        """Count one refused record of discovery."""
+        """Count one record in Redis that discovery did not accept, because its seal (MAC) is wrong."""
         self._refused.inc()
 
     def decided(self, policy: str, outcome: str, duration_s: float) -> None:

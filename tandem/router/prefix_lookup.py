@@ -67,7 +67,9 @@ class PrefixLookup:
         return found
 
     async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """Pass a worker's report to the index of this process; long ones do not block the event loop."""
+        """Pass a worker's report to the index of this process; long ones do not block the event loop. `epoch` grows
+        with each start of the worker; `sequence` numbers its reports.
+        """
         if len(events) <= _QUICK_EVENTS:
             return self._index.publish(worker_id, epoch, events, sequence)
         return await self._in_thread(None, self._index.publish, worker_id, epoch, events, sequence)

@@ -116,7 +116,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     @cached_property
     def secret(self) -> bytes:
-        """The cluster's secret; raises as `required_secret`."""
+        """The cluster's secret; raises `ConfigurationError` if it is missing or too short."""
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def limits(self) -> AdmissionLimits:

@@ -18,12 +18,13 @@ _MIN_RETRY_S = 0.1  # lower bound of `retry_after_s`
 class AdmissionLimits:
     """Limits of the router. Times are in seconds unless the name says otherwise.
 
-    fresh_s: a report up to this age has no penalty; beyond it, the excess age is added to the worker's cost.
-    dead_s: a worker without a report for this long gets no requests.
-    forget_s: a worker without a report for this long is removed.
-    settle_s: a request sent at least this long before a report's figures were asked for is included in them.
-    max_ttft_ms: a request predicted to wait longer is refused, unless it carries a TTFT limit of its own.
-    max_local_tokens: a decode worker may prefill a prompt itself if it lacks at most this many of its tokens.
+    Args:
+        fresh_s: a report up to this age has no penalty; beyond it, the excess age is added to the worker's cost.
+        dead_s: a worker without a report for this long gets no requests.
+        forget_s: a worker without a report for this long is removed.
+        settle_s: a request sent at least this long before a report's figures were asked for is included in them.
+        max_ttft_ms: a request predicted to wait longer is refused, unless it carries a TTFT limit of its own.
+        max_local_tokens: a decode worker may prefill a prompt itself if it lacks at most this many of its tokens.
     """
 
     fresh_s: float = 0.75

@@ -22,10 +22,11 @@ _MAX_WORKERS = 65_536  # whose warm-up samples are counted
 class CalibrationSettings:
     """Settings of the calibration.
 
-    memory: approximate number of recent samples that count.
-    num_warmup: first samples of a worker, which are dropped.
-    prior_weight: weight of the prior, in samples.
-    outlier: an error larger than this multiple of the usual error is scaled down to that multiple.
+    Args:
+        memory: approximate number of recent samples that count.
+        num_warmup: first samples of a worker, which are dropped.
+        prior_weight: weight of the prior, in samples.
+        outlier: an error larger than this multiple of the usual error is scaled down to that multiple.
     """
 
     memory: float = 64.0
@@ -36,7 +37,9 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative error of predictions, each measured before its sample was learned from; exponential averages."""
+    """Error of predictions relative to the larger of measured and predicted time, each taken before its sample was
+    learned from; exponential averages. `mean`: above 0 where measured times were longer.
+    """
 
     num_samples: int = 0
     mean: float = 0.0

@@ -15,15 +15,16 @@ from tandem.routing.speed import PrefillWork, Speed
 class WorkerSnapshot:
     """One worker as the router knows it: its last report with the requests sent since added.
 
-    worker_id, reported_at_s, num_total_blocks: copies of `worker`'s fields, for speed in inner loops.
-    joined_step_ms: a decode step with one request more, whose context is not counted yet.
-    free_at_s: when its queue of prompts will be empty.
-    stale_from_s: time after which its report has a staleness penalty.
-    queued, num_running, num_context_tokens, num_free_blocks, num_awaiting_kv: the report's figures with in-flight
-        requests added.
-    turn: number of the decision that last chose it, unique; the lowest wins a tie, so that ties rotate.
-    aside_until_s: end of its ejection as an outlier: nothing is sent before, then one request at a time. -inf: in
-        service.
+    Args:
+        worker_id, reported_at_s, num_total_blocks: copies of `worker`'s fields, for speed in inner loops.
+        joined_step_ms: a decode step with one request more, whose context is not counted yet.
+        free_at_s: when its queue of prompts will be empty.
+        stale_from_s: time after which its report has a staleness penalty.
+        queued, num_running, num_context_tokens, num_free_blocks, num_awaiting_kv: the report's figures with in-flight
+            requests added.
+        turn: number of the decision that last chose it, unique; the lowest wins a tie, so that ties rotate.
+        aside_until_s: end of its ejection as an outlier: nothing is sent before, then one request at a time. -inf: in
+            service.
     """
 
     worker: WorkerState
@@ -55,8 +56,9 @@ class WorkerSnapshot:
 class Placement:
     """Workers that serve a request.
 
-    prefill: None if the decode worker computes the prompt.
-    holder: worker from which the prefill worker fetches the cached prefix, if any.
+    Args:
+        prefill: None if the decode worker computes the prompt.
+        holder: worker from which the prefill worker fetches the cached prefix, if any.
     """
 
     prefill: WorkerSnapshot | None
@@ -68,9 +70,11 @@ class Placement:
 class Candidates:
     """Workers of one KV-compatibility fingerprint that may be chosen: alive, not draining, not excluded, with space.
 
-    holders: workers of every role, draining ones included; KV may be fetched from those that reported since `oldest_s`.
-    max_ttft_ms: a choice with a later predicted first token is refused.
-    max_local_tokens: the most missing prompt tokens that a decode worker may prefill itself.
+    Args:
+        holders: workers of every role, draining ones included; KV may be fetched from those that reported since
+            `oldest_s`.
+        max_ttft_ms: a choice with a later predicted first token is refused.
+        max_local_tokens: the most missing prompt tokens that a decode worker may prefill itself.
     """
 
     prefill: Sequence[WorkerSnapshot]

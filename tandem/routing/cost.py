@@ -15,11 +15,12 @@ from tandem.routing.speed import DecodeSpeed
 class Prediction:
     """Terms of a choice's predicted cost. Queue, fetch and prefill add up to the time to the first token.
 
-    fetch_ms: the part of a remote prefix's fetch that outlasts the queue.
-    transfer_ms: the part of the KV hand-off that outlasts prefill.
-    decode_ms: the request's own decoding.
-    slowdown_ms: delays of requests already on the workers, and the penalty for TPOT objectives missed.
-    staleness_ms: penalty for old reports.
+    Args:
+        fetch_ms: the part of a remote prefix's fetch that outlasts the queue.
+        transfer_ms: the part of the KV hand-off that outlasts prefill.
+        decode_ms: the request's own decoding.
+        slowdown_ms: delays of requests already on the workers, and the penalty for TPOT objectives missed.
+        staleness_ms: penalty for old reports.
     """
 
     queue_ms: float

@@ -19,7 +19,7 @@ from tandem.routing.pace import PaceRounds
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import Speed
 
-IN_SERVICE = float("-inf")
+IN_SERVICE = float("-inf")  # `until_s` of a worker that is not set aside
 
 _Peers = tuple[str, str, str]  # fingerprint, kind, role
 
@@ -35,14 +35,15 @@ class MeasuredStage(StrEnum):
 class OutlierSettings:
     """Settings of outlier ejection. Times in seconds.
 
-    factor: a round is slow if it takes at least this multiple of the peers' median; infinity disables ejection.
-    round_s, num_samples: minimum duration of a round and minimum number of its measurements.
-    num_rounds: slow rounds in a row that set a worker aside; also the normal rounds in a row that end its probing.
-    num_probes: slow rounds in a row that set a probed worker aside again; the first steps after a long idle time are
-        slow anyway.
-    fresh_s: time for which a peer's last round counts in the median.
-    first_s, longest_s: the first time aside, and the upper bound of its doubling.
-    calm: a worker in service for this multiple of its last time aside starts from `first_s` again.
+    Args:
+        factor: a round is slow if it takes at least this multiple of the peers' median; infinity disables ejection.
+        round_s, num_samples: minimum duration of a round and minimum number of its measurements.
+        num_rounds: slow rounds in a row that set a worker aside; also the normal rounds in a row that end its probing.
+        num_probes: slow rounds in a row that set a probed worker aside again; the first steps after a long idle time
+            are slow anyway.
+        fresh_s: time for which a peer's last round counts in the median.
+        first_s, longest_s: the first time aside, and the upper bound of its doubling.
+        calm: a worker in service for this multiple of its last time aside starts from `first_s` again.
     """
 
     factor: float = 4.0
@@ -68,8 +69,9 @@ class OutlierSettings:
 class OutlierVerdict:
     """Verdict on one worker.
 
-    until_s: no requests are sent before this time, then one at a time; `IN_SERVICE`: no restriction.
-    slowness: multiple of the peers' median when it was last set aside.
+    Args:
+        until_s: no requests are sent before this time, then one at a time; `IN_SERVICE`: no restriction.
+        slowness: multiple of the peers' median when it was last set aside.
     """
 
     until_s: float = IN_SERVICE
@@ -123,7 +125,8 @@ class Outliers:
     def observe(
         self, state: WorkerState, stage: MeasuredStage, features: Vector, measured_ms: float, now_s: float
     ) -> None:
-        """Add a measurement, with `features` as for the stage's `Fit`; ignored while the worker may not be probed yet.
+        """Add a measurement; `features`: the three values that the stage's speed coefficients multiply. Ignored while
+        the worker may not be probed yet.
 
         Raises:
             InvalidRequestError: `measured_ms` is not a finite number above zero.

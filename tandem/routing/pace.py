@@ -14,7 +14,9 @@ _NOTHING: Vector = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Sums over a round's measurements. features: values that a speed model's coefficients multiply, as in `Fit`."""
+    """Sums over a round's measurements. features: the three values that a speed model's coefficients multiply, such as
+    prompts, tokens and query-key pairs.
+    """
 
     features: Vector = _NOTHING
     measured_ms: float = 0.0
@@ -33,7 +35,9 @@ class Round:
 
 @dataclass(slots=True)
 class PaceRounds:
-    """Rounds of one stage. last: the round closed last, at `closed_at_s`. num_slow: slow rounds in a row."""
+    """Rounds of one stage (prefill or decode) of one worker. last: the round closed last, at `closed_at_s`. num_slow:
+    slow rounds in a row, which the caller counts.
+    """
 
     last: Round = Round()
     closed_at_s: float = float("-inf")

@@ -19,12 +19,14 @@ from tandem.routing.search import cheapest
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, RequestShape
 
-DEFAULT_MAX_RECORDS = 4096
+DEFAULT_MAX_RECORDS = 4096  # latest decisions that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Ids of the workers that serve a request. `prefill_id` None: the decode worker computes the prompt itself."""
+    """Ids of the workers that serve a request. `prefill_id` None: the decode worker computes the prompt itself.
+    `fetch_from_id`: worker from which the one that computes the prompt fetches a cached prefix; None = it fetches none.
+    """
 
     prefill_id: str | None
     decode_id: str

@@ -15,7 +15,7 @@ from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot, num
 from tandem.routing.search import DEFAULT_FETCH_SOURCES, cheapest
 from tandem.routing.snapshot import RequestShape
 
-MAX_SESSIONS = 65_536
+MAX_SESSIONS = 65_536  # that are remembered
 
 
 class RoutingPolicy(Protocol):

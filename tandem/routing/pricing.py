@@ -18,9 +18,11 @@ from tandem.routing.worker_table import Columns, Floats, WorkerTable
 class PrefixOptions:
     """Ways to compute a prompt on each worker: alone, or after fetching part of the prefix from a holder.
 
-    holders: holder of each way; None computes all that is missing.
-    ttft_ms [num_ways, num_workers]: time to the first token with the staleness penalty; infinite if not admissible.
-    prefill_ms [num_ways, num_workers]: the part of it spent computing, during which the hand-off already runs.
+    Args:
+        holders: holder of each way; None computes all that is missing.
+        ttft_ms: [num_ways, num_workers], time to the first token with the staleness penalty; infinite if not
+            admissible.
+        prefill_ms: [num_ways, num_workers], the part of it spent computing, during which the hand-off already runs.
     """
 
     holders: Sequence[WorkerSnapshot | None]

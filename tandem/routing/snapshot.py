@@ -12,7 +12,7 @@ from types import MappingProxyType
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.routing.speed import NO_WORK, PrefillWork
 
-MAX_SOURCES = 256
+MAX_SOURCES = 256  # measured links kept into one worker
 
 
 class Role(StrEnum):
@@ -40,20 +40,21 @@ _LEAST = {
 class WorkerState:
     """One worker's last report.
 
-    kind: workers of one kind (accelerator, model, widths) share their calibrated speed.
-    fingerprint: equal exactly when two workers may exchange blocks: model, KV layout, dtype, block size, versions.
-    names_states: its reports to the locality index name the constant states from which a request can go on; a prefix
-        without one is of no use to it.
-    block_bytes, request_bytes: what each block of tokens adds to a hand-off, and what is the same for every prompt.
-    chunk_tokens: the most prompt tokens computed in one step; only the last chunk's transfer is exposed.
-    num_free_blocks: free or evictable, and not promised to a request that waits.
-    queued: prompt work accepted and not computed yet.
-    num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
-    num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
-    reported_at_s: when the report arrived here.
-    figures_age_s: seconds between the request for the figures and `reported_at_s`. An engine answers between two steps,
-        which can take long; the figures include the requests it was sent before they were asked for.
-    taken_age_s: seconds between the engine's answer and `reported_at_s`: `queued` has been worked on since.
+    Args:
+        kind: workers of one kind (accelerator, model, widths) share their calibrated speed.
+        fingerprint: equal exactly when two workers may exchange blocks: model, KV layout, dtype, block size, versions.
+        names_states: its reports to the locality index name the constant states from which a request can go on; a
+            prefix without one is of no use to it.
+        block_bytes, request_bytes: what each block of tokens adds to a hand-off, and what is the same for every prompt.
+        chunk_tokens: the most prompt tokens computed in one step; only the last chunk's transfer is exposed.
+        num_free_blocks: free or evictable, and not promised to a request that waits.
+        queued: prompt work accepted and not computed yet.
+        num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
+        num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
+        reported_at_s: when the report arrived here.
+        figures_age_s: seconds between the request for the figures and `reported_at_s`. An engine answers between two
+            steps, which can take long; the figures include the requests it was sent before they were asked for.
+        taken_age_s: seconds between the engine's answer and `reported_at_s`: `queued` has been worked on since.
     """
 
     worker_id: str
@@ -111,14 +112,16 @@ class LinkState:
 class RequestShape:
     """Properties of a request that determine its placement.
 
-    fingerprints: the pools that may serve it, among which cost chooses; None allows all.
-    leading_blocks: number of leading blocks of the prompt that each worker holds, from the locality index.
-    num_expected_output: expected number of output tokens.
-    max_ttft_ms, max_tpot_ms: its objectives. The first is a limit of admission, the second a term of the decode cost.
-    excluded: workers that have just failed it.
-    decode_id: the decode worker already assigned; only a prefill worker is to be chosen.
-    local_prefill: the decode worker must compute the prompt itself, whatever that costs.
-    reserved: decode workers whose free memory others are to have first.
+    Args:
+        fingerprints: the pools that may serve it, among which cost chooses; None allows all.
+        leading_blocks: number of leading blocks of the prompt that each worker holds, from the locality index.
+        num_expected_output: expected number of output tokens.
+        max_ttft_ms, max_tpot_ms: its objectives. The first is a limit of admission, the second a term of the decode
+            cost.
+        excluded: workers that have just failed it.
+        decode_id: the decode worker already assigned; only a prefill worker is to be chosen.
+        local_prefill: the decode worker must compute the prompt itself, whatever that costs.
+        reserved: decode workers whose free memory others are to have first.
     """
 
     request_id: str

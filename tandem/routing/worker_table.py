@@ -24,8 +24,11 @@ _FIRST_CAPACITY = 16
 class Columns:
     """Read-only inputs of a decision, one entry per worker. Names as in `WorkerSnapshot` and `WorkerState`.
 
-    does_both: 1 if the role is both. chunk_blocks: most blocks that one prefill step computes. prefill_*, decode_*: the
-    calibrated speed. best_*: `Links.best_into` of the worker.
+    Args:
+        does_both: 1 if the role is both.
+        chunk_blocks: most blocks that one prefill step computes.
+        prefill_*, decode_*: the calibrated speed.
+        best_*: a bound that no measured link into the worker beats.
     """
 
     reported_at_s: Floats

@@ -9,11 +9,7 @@ MAX_PRIORITY = 100  # levels; each equals `aging_steps` steps of waiting, so a l
 
 
 def refuse_impossible(request: Request, max_model_len: int, kv: KVCacheManager) -> None:
-    """Refuse a request that could never run to its end.
-
-    Raises:
-        InvalidRequestError: the request can never run; the message gives the reason.
-    """
+    """Raises `InvalidRequestError` for a request that could never run to its end; the message gives the reason."""
     if type(request.priority) is not int or abs(request.priority) > MAX_PRIORITY:
         raise InvalidRequestError(
             f"priority={shown(request.priority)} must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"

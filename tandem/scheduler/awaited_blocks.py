@@ -27,7 +27,7 @@ class AwaitedBlocks:
         )
 
     def waits(self, request: Request, match: PrefixMatch) -> bool:
-        """Whether the request should wait rather than start now from `match`, its cached prefix."""
+        """Whether the request should wait rather than start now from `match`, its prefix found. Sets `awaited_hash`."""
         request.awaited_hash = None
         num_reusable = min(len(request.block_hashes), (request.num_tokens - 1) // self._kv.layout.block_size)
         if request.needs_whole_prompt or match.num_blocks >= num_reusable:

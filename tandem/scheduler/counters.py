@@ -10,8 +10,11 @@ from tandem.scheduler.draft_tally import DraftTally
 class SchedulerCounters:
     """Totals since start.
 
-    num_fetched_tokens: whose KV came from another worker. tally: of decode steps and their drafts. read_bytes: of KV
-    and other state, read by decode steps.
+    Args:
+        num_cached_prompt_tokens: found in the prefix cache.
+        num_fetched_tokens: whose KV came from another worker.
+        tally: of decodes of one request in one step, and their drafts.
+        read_bytes: of KV and other state, read by decodes.
     """
 
     num_preemptions: int = 0

@@ -7,7 +7,13 @@ from tandem.core.draft_counts import DraftCounts
 
 @dataclass(slots=True)
 class DraftTally:
-    """Mutable counterpart of `DraftCounts`, with the same fields."""
+    """Mutable counterpart of `DraftCounts`, with the same fields.
+
+    Args:
+        num_steps: decodes of one request in one step.
+        drafted_at, accepted_at: drafts by their position in such a decode.
+        saved_s: seconds that drafts saved, less those that they cost.
+    """
 
     num_steps: int = 0
     drafted_at: list[int] = field(default_factory=list)

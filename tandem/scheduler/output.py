@@ -114,7 +114,8 @@ class SchedulerOutput:
 class SampledToken:
     """Token sampled for one request, or the error that prevented it. `ends`: the output was complete without a token.
 
-    Immutable by convention. NOTE: not frozen, for the same reason as `ScheduledRequest`.
+    `token_id` means nothing unless `is_token`. Immutable by convention. NOTE: not frozen, for the same reason as
+    `ScheduledRequest`.
     """
 
     token_id: int
@@ -131,9 +132,10 @@ class SampledToken:
 class DraftTimes:
     """Effect of drafts on a step's time, in seconds.
 
-    drafter_s: time of the drafter itself.
-    plain_s: usual time of such a step without drafts; None = the step had no drafts, or that time is not known.
-    step_s: time of the step with drafts, without the drafter's.
+    Args:
+        drafter_s: time of the drafter itself.
+        plain_s: usual time of such a step without drafts; None = the step had no drafts, or that time is not known.
+        step_s: time of the step with drafts, without the drafter's.
     """
 
     drafter_s: float = 0.0
@@ -171,9 +173,12 @@ class ExecutorOutput:
 
 @dataclass(frozen=True, slots=True)
 class KVReserved:
-    """Event: blocks were allocated for a request's KV from another worker, held until `fetch_id` is dropped.
+    """Event: blocks were allocated for a request's KV from another worker, held until `KVCacheManager.drop(fetch_id)`.
 
-    `groups`: the blocks to fill, one range per KV group; KV before token `num_held_tokens` is present already.
+    Args:
+        num_held_tokens: number of leading tokens whose KV is present already.
+        num_expected_tokens: number of leading tokens whose KV is expected, the held ones included.
+        groups: the blocks to fill, one range per KV group.
     """
 
     request_id: str
@@ -185,9 +190,12 @@ class KVReserved:
 
 @dataclass(frozen=True, slots=True)
 class KVComputed:
-    """Event: more blocks of a request are leased; their KV covers the first `num_tokens` tokens.
+    """Event: more blocks of a request are leased to another worker, under the `Handoff.lease_id` of the request; with
+    those leased before, their KV covers the first `num_tokens` tokens.
 
-    `groups`: the blocks added, one range per KV group.
+    Args:
+        groups: the blocks added, one range per KV group.
+        is_last: KV of all tokens is leased now.
     """
 
     request_id: str

@@ -1,8 +1,8 @@
 """Queue of waiting requests, most urgent first, with aging.
 
-A request's order is `priority * aging_steps + step of arrival`: a fixed number, yet it makes every request one
-priority level more urgent for each `aging_steps` steps it waits. So nothing starves, and the order of two requests
-never changes.
+A request's order (the least is the most urgent) is `priority * aging_steps + step of arrival`: a fixed number, yet it
+makes every request one priority level more urgent for each `aging_steps` steps it waits. So nothing starves, and the
+order of two requests never changes.
 """
 
 import heapq

@@ -21,8 +21,8 @@ from tandem.scheduler.output import SampledToken
 class RequestState(Enum):
     """State of a request. It owns blocks in WAITING_FOR_KV and RUNNING only."""
 
-    WAITING = auto()
-    WAITING_FOR_KV = auto()
+    WAITING = auto()  # in the queue, new or preempted
+    WAITING_FOR_KV = auto()  # admitted: its blocks are reserved for KV from another worker
     RUNNING = auto()
     FINISHED = auto()
 
@@ -35,7 +35,7 @@ class Handoff:
         output_token_ids: output tokens that other workers generated before; the output continues after them.
         num_new_tokens: stop after this many further tokens, whatever the request asks for; None = no such limit.
         num_expected_tokens: number of leading tokens whose KV comes from another worker; the request waits for it.
-        lease_id: id of the lease under which its blocks are offered to a peer as they are computed.
+        lease_id: id of the lease under which another worker may read its blocks as they are computed; None = no worker.
         pins: prompt prefixes to keep in the cache; ignored if all of the prompt's KV comes from another worker, which
             then keeps them.
     """
@@ -52,7 +52,7 @@ WHOLE = Handoff()
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """State of one request. Only the scheduler changes it.
+    """One request in the scheduler. Only the scheduler changes it.
 
     Args:
         request_id: unique among live requests.
@@ -69,11 +69,14 @@ class Request:
         token_ids: prompt and output so far. num_computed_tokens: the cursor.
         num_expected_tokens: leading tokens whose KV is yet to come from another worker.
         is_offered: that worker has leased KV for this request.
-        awaited_hash: last block to wait for, which another request expects from its worker.
+        awaited_hash: last block to wait for, which another request expects from its worker; None = it awaits none.
         pins, num_pinned_tokens: pins to grant, and tokens granted, by index of the pin.
         num_leased_blocks: leading blocks that were leased to other workers.
         num_cached_tokens: prompt tokens found in the prefix cache at the first admission (`was_admitted`).
-        order: sort key of urgency, see `WaitingQueue`.
+        block_hashes: contents of its full blocks, each hashed with all before it.
+        draft_token_ids: guesses of the tokens after `token_ids`, to be verified in the next step.
+        stop_reason: the stop token or string that ended it, or the message of an error.
+        order: sort key of urgency, least first: priority and step of arrival (`WaitingQueue`), then number of arrival.
     """
 
     request_id: str

@@ -1,10 +1,10 @@
 """Scheduler: every step moves request cursors toward the ends of their token lists, within one token budget.
 
 Running decodes come first, so a long prompt never stalls them; then prompts in progress; then waiting requests while
-blocks last. When blocks run out, the least urgent running request is preempted: its cursor is reset and it waits again.
-The most urgent request can always advance, so every request ends. A request whose KV comes from another worker is
-allocated its blocks like any other and then waits; it is never preempted, since it would lose the KV in transit.
-Drafts get the budget and the blocks that all others have left.
+blocks last. When blocks run out, the least urgent running request (priority, then age: `WaitingQueue`) is preempted:
+its cursor is reset and it waits again. The most urgent request can always advance, so every request ends. A *fetching*
+one has its blocks and waits for their KV from another worker; it is never preempted, since it would lose what is in
+transit. Drafts get the budget and the blocks that all others have left. Lease and reservation are defined in `sharing`.
 """
 
 from bisect import insort
@@ -33,7 +33,7 @@ _MAX_PASSED = 32  # waiting requests that a full step looks past
 
 
 class Scheduler:
-    """Decides each step's work: call `schedule`, execute its output, call `update`. `add` and `finish` at any time."""
+    """Decides each step's work: call `schedule`, execute its output, call `update`; other methods also in between."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         assert kv.max_chunk_tokens >= config.max_num_batched_tokens, "block accounting expects smaller chunks"
@@ -130,9 +130,10 @@ class Scheduler:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def note_kv_ended(self, request_id: str, num_tokens: int) -> None:
-        """Record that KV of the first `num_tokens` tokens has arrived and no more will follow. If that is less than
-        expected, or is state beyond the tokens needed that cannot be rewound, the request is queued again: it finds
-        what arrived in the prefix cache and computes the rest.
+        """Record that KV of the first `num_tokens` tokens has arrived and no more will follow. The request then runs.
+        If
+        less arrived than expected, it is queued again: it finds what arrived in the prefix cache and computes the rest;
+        so too if KV of all its tokens arrived and state cannot be rewound to compute the last one for its logits.
         """
         request = self._requests.get(request_id)
         if request is None or request.state is RequestState.RUNNING:
@@ -161,16 +162,16 @@ class Scheduler:
         self._sharing.note_computed(request)
 
     def take_kv_events(self) -> list[KVEvent]:
-        """Returns the reservations and leases since the last call."""
+        """Returns the events of reserved and of leased blocks since the last call, in order."""
         return self._sharing.take_kv_events()
 
     def take_evicted(self) -> list[Request]:
-        """Returns the requests ended since the last call because their leased blocks could not be preempted."""
+        """Requests ended since the last call for lack of blocks: preempting leased ones would have freed none."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's work. The output is empty only if no request can advance; `released` is then deferred."""
+        """Choose this step's work. Empty only if no request can advance; `released` is then left to the next output."""
         self._step += 1
         plan = StepPlan(self.config.max_num_batched_tokens)
         num_preempted = self.counters.num_preemptions
@@ -197,7 +198,7 @@ class Scheduler:
     ) -> list[Request]:
         """Move the cursors as planned by `output` and append the sampled tokens; returns the requests that ended.
 
-        on_token: called after each token. If it ends the request, the tokens after that one are dropped.
+        on_token: called in this call after each token. If it ends the request, the tokens after that one are dropped.
         """
         ended = []
         self._drafting.note_step(result)

@@ -1,8 +1,9 @@
 """Blocks held longer than their request needs them, for others: reservations and leases for KV transfers, and pins.
 
 A *reservation* holds blocks that a transfer writes; a *lease* holds blocks that another worker reads; a pin keeps a
-prefix for later requests. Invariant: a reserved block is held until its transfer is over, a leased one until its lease
-ends, whatever becomes of the request.
+prefix in the cache for later requests until its deadline. Invariant: a reserved block is held until its transfer is
+over, a leased one until its lease ends, whatever becomes of the request. The caller ends either by
+`KVCacheManager.drop`, with the id that the event names.
 """
 
 from tandem.kvcache.block_table import BlockRange
@@ -20,7 +21,9 @@ class KVSharing:
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
-        """Allocate and hold all blocks of the KV that a newly admitted request expects."""
+        """Allocate and hold all blocks of the KV that a newly admitted request expects. KV of the first
+        `num_held_tokens` tokens was found in the prefix cache.
+        """
         expected = request.num_expected_tokens
         groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
         fetch_id = self._tell_reserved(request, num_held_tokens, groups)
@@ -66,6 +69,6 @@ class KVSharing:
         return fetch_id
 
     def take_kv_events(self) -> list[KVEvent]:
-        """Returns the reservations and leases since the last call."""
+        """Returns the events of reserved and of leased blocks since the last call, in order."""
         events, self._events = self._events, []
         return events

@@ -8,14 +8,16 @@ from tandem.scheduler.output import NewBlocks, NewRequest, ScheduledRequest
 from tandem.scheduler.request import Request
 
 PagesOf = Callable[[Sequence[Sequence[int]]], Mapping[int, Sequence[int]]]
-"""By id the pages of blocks that have several, among these of each KV group."""
+"""Takes block ids by KV group; returns, by block id, the pages of those blocks that have several."""
 
 
 @dataclass(slots=True)
 class TableChanges:
     """Remembers how much of one request's block table was sent, and returns the changes since then.
 
-    num_blocks: entries sent, in each group. num_dropped: how many of them were sent as dropped, by group.
+    Args:
+        num_blocks: entries sent, in each group.
+        num_dropped: how many of them were sent as dropped, by group.
     """
 
     num_blocks: int = 0
@@ -40,7 +42,9 @@ class StepDeltas:
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
-        """Returns the step data of the next `num_tokens` tokens and drafts. A new request is added to `take_new`."""
+        """Returns the step data of the next `num_tokens` tokens, drafts included. If the executor does not know the
+        request, its description joins those that `take_new` returns.
+        """
         told = self._told.get(request.request_id)
         if told is None:
             told = self._told[request.request_id] = TableChanges()

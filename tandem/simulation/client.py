@@ -23,9 +23,14 @@ _DONE = b"[DONE]"
 class ClientOutcome:
     """Outcome of a client's request: what it received, and when. `heard_s`: time of the last tokens.
 
-    error: the error event of a stream, or the body of a refusal. has_left: it disconnected before the end. is_lost: its
-    gateway crashed. ended_s: None while it waits. longest_gap: (start, end) of the longest time between two tokens.
-    choices: tokens of each answer, in order. token_times: when each of all tokens arrived.
+    Args:
+        error: the error event of a stream, or the body of a refusal.
+        has_left: it disconnected before the end.
+        is_lost: its gateway crashed.
+        ended_s: None while it waits.
+        longest_gap: (start, end) of the longest time between two tokens.
+        choices: tokens of each answer, in order.
+        token_times: when each of all tokens arrived.
     """
 
     ask: ClientRequest

@@ -15,7 +15,7 @@ from tandem.rpc.channel import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.node import Node
 
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 2.0  # for an answer when connecting
 WINDOW = 12  # messages under way in one direction; past it the writer waits
 _RETRANSMIT_S = (0.05, 0.4)  # range of the time until messages that were held back are sent again
 
@@ -114,7 +114,8 @@ class Pipe:
 class SimulatedConnection:
     """Connection of two pipes. `on_lost_*` is called in that end's context when the connection ends, with the reason.
 
-    `is_over`: its client knows that it has ended.
+    Args:
+        is_over: its client knows that it has ended.
     """
 
     up: Pipe

@@ -41,6 +41,7 @@ class FaultKind(StrEnum):
     RANKS_REFUSED = "ranks refused"
 
 
+# how often each fault of ranks is drawn, relative to the others
 RANK_WEIGHTS = {
     FaultKind.RANK_KILLED: 5,
     FaultKind.RANK_PAUSED: 4,
@@ -49,7 +50,7 @@ RANK_WEIGHTS = {
     FaultKind.RANKS_REFUSED: 1,
 }
 RANK_FAULTS = frozenset(RANK_WEIGHTS)
-NOTICED_RANK_FAULTS = frozenset({FaultKind.RANK_KILLED, FaultKind.RANK_PAUSED, FaultKind.RANKS_REFUSED})
+NOTICED_RANK_FAULTS = frozenset({FaultKind.RANK_KILLED, FaultKind.RANK_PAUSED, FaultKind.RANKS_REFUSED})  # within 2 s
 
 
 @dataclass(frozen=True, slots=True)

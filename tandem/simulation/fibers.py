@@ -55,7 +55,9 @@ class Fiber:
         loop.call_soon(self._begin, context=node.context)
 
     def wait_for(self, is_so: Callable[[], bool], changed: Signal, timeout_s: float | None = None) -> bool:
-        """Waits until `is_so()` is true, checking whenever `changed` is notified; returns whether it is true."""
+        """Waits until `is_so()` is true, checking whenever `changed` is notified, or until `timeout_s` of virtual time
+        are over; returns whether it is true.
+        """
         limit_s = None if timeout_s is None else self._loop.time() + timeout_s
         while not is_so():
             now_s = self._loop.time()

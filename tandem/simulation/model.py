@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from tandem.architecture.state import KVSpec
 
-KV_BYTES = 16
-VOCAB_SIZE = 259
+KV_BYTES = 16  # of a position
+VOCAB_SIZE = 259  # the bytes, and three special tokens
 EOS_TOKEN_ID = 258
 MODEL = "simulated"
 FINGERPRINT = "5" * 32

@@ -179,7 +179,7 @@ class SimulatedRankSystem:
         self._numbers = itertools.count(1)
 
     def wait_for(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits in the leader's fiber, see `Fiber.wait_for`."""
+        """Waits in the leader's fiber, at most `timeout_s` of virtual time, until `is_so()`; returns whether it is."""
         return current_fiber().wait_for(is_so, self.changed, timeout_s)
 
     def links_memory(self, descriptor: int) -> ExchangeMemory:

@@ -1,4 +1,7 @@
-"""Runs Lua scripts for the simulated Redis, with the same release of Lua as in Redis."""
+"""Runs Lua scripts for the simulated Redis, with the same release of Lua as in Redis.
+
+A script that fails raises `RedisReplyError`, which the server sends as an error reply; its earlier writes stay.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +13,7 @@ from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
 from tandem.simulation.redis_data import RedisReplyError, Reply, SimpleString
 
 _NUMBER = b">I4"
-Call = Callable[[bytes, Sequence[bytes]], Reply]
+Call = Callable[[bytes, Sequence[bytes]], Reply]  # runs one command, given its name and arguments
 
 
 def digest_of(script: bytes) -> bytes:
@@ -19,7 +22,7 @@ def digest_of(script: bytes) -> bytes:
 
 
 class Scripts:
-    """Runs scripts, whose `redis.call` is `call`."""
+    """Runs scripts, whose `redis.call` and `redis.pcall` call `call`, in the same thread."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -31,11 +34,7 @@ class Scripts:
         self._globals[b"cjson"] = table({b"encode": _json_of, b"decode": self._of_json})
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Reply:
-        """Runs a script and returns its reply.
-
-        Raises:
-            RedisReplyError: of a command, or the script is wrong.
-        """
+        """Runs a script and returns its reply; raises `RedisReplyError` if a command or the script itself fails."""
         if script not in self._compiled:
             self._compiled[script] = self._lua.compile(script)
         self._globals[b"KEYS"] = self._lua.table_from(list(keys))

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from tandem.simulation.kubernetes import KUBERNETES, ScaleWrite, SimulatedKubernetes
 
-LEASE = "tandem-planner"
-LEASE_S = 3.0
+LEASE = "tandem-planner"  # name of the Kubernetes Lease whose holder leads the planners
+LEASE_S = 3.0  # after which it expires if not renewed
 INTERVAL_S = 0.5  # between two observations of a planner
 MAX_STEP = 2  # largest change of a scale at once
 REST_S = 6.0  # twice a lease: who died with it is succeeded

@@ -15,12 +15,12 @@ from tandem.simulation.model import answer_of
 from tandem.simulation.redis import STORE
 from tandem.simulation.scaling import Scaling, planner_faults_at
 
-TENANTS = ("alice", "bob", "carol")
+TENANTS = ("alice", "bob", "carol")  # clients, each with an account key and a scope of the cache
 WARM_UP_S = 2.0  # before the first request and fault
-SPAN_S = 7.0  # in which requests and faults begin
-MAX_FAULT_S = 14.0
-MAX_PROMPT_TOKENS = 150
-MAX_PIN_S = 4.0
+SPAN_S = 7.0  # in which requests and faults begin; bursts and requests that continue an answer may go on longer
+MAX_FAULT_S = 14.0  # the longest duration of a fault
+MAX_PROMPT_TOKENS = 150  # of the beginning that a prompt shares with others; its own tokens follow
+MAX_PIN_S = 4.0  # the longest time for which a prompt is pinned
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
 _RANKS_EVERY = 10
@@ -39,8 +39,9 @@ _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request of a client. `seed`: None = greedy. `leaves_after_*`: the client disconnects after this many tokens
-    or seconds; None: it stays. `pin_s`: the prompt is pinned for this time; None: not pinned.
+    """One request of the client `owner`, made at `at_s` of the run. `number`: unique in the scenario. `seed`: None =
+    greedy. `leaves_after_*`: the client disconnects after this many tokens or seconds; None: it stays. `pin_s`: the
+    prompt is pinned for this time; None: not pinned.
     """
 
     number: int
@@ -81,12 +82,24 @@ class ClientRequest:
 class Scenario:
     """Plan of one run. Processes are named ROLE-NUMBER.
 
-    account_lease_s: time after which reserved spending expires. is_open: gateways ask for no keys, and all requests are
-    one tenant's. uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two
-    planners; None = there are none. num_host_slots: pages of each worker's host tier. previous_release: processes that
-    run the previous release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with
-    several ranks.
-    sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are remembered.
+    Args:
+        seed: from which the run's random numbers are derived too.
+        routers, prefills, decodes, gateways: names of processes.
+        asks: requests, in the order of time.
+        conditions: of the network while no fault is on.
+        num_blocks: pages of each worker's pool of KV memory.
+        lease_ttl_s: time after which a lease of KV blocks that is not renewed ends.
+        max_local_tokens: a decode worker may compute a prompt itself if at most so many of its tokens are not cached.
+        step_s: least duration of an engine's step.
+        account_lease_s: time after which reserved spending expires that its gateway does not renew.
+        is_open: gateways ask for no keys, and all requests are one client's.
+        uses_redis: discovery and locality index are in Redis instead of in routers.
+        scaling: settings of two planners; None = there are none.
+        num_host_slots: pages of each worker's host tier (pinned KV in host memory); 0 = there is none.
+        previous_release: names of processes that run the previous release, which neither send nor read newer fields.
+        ranks: (worker, number of ranks) of workers with several ranks, processes that compute its model together.
+        sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are
+            remembered.
     """
 
     seed: int
@@ -120,8 +133,8 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed. Every `_HAND_OFFS_EVERY`th seed has many hand-offs and short leases; two of
-    `_RANKS_EVERY` have workers of several ranks.
+    """The scenario of a seed. Every fourth seed has many hand-offs (a prompt's KV moves from a prefill to a decode
+    worker) and short leases; two of ten have workers of several ranks.
     """
     scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
     scenario = replace(scenario, faults=_sorted(scenario.faults, _half_open(random.Random(f"{seed} half"), scenario)))

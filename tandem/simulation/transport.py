@@ -18,7 +18,7 @@ from tandem.transport.card import Identity, accept, describe, seal
 from tandem.transport.peers import peer_of
 from tandem.transport.transfer import Transfer
 
-DEADLINE_S = 3.0
+DEADLINE_S = 3.0  # of a read without one of its own
 _LATENCY_S = 2e-4
 _BYTES_PER_S = 5e6
 _BLOCKS_PER_PIECE = 2

@@ -1,7 +1,9 @@
 """Interface of transports: pools of blocks, peers, and reads from a peer's pool into the local one.
 
-Blocks are addressed by index only and both sides check the range, so no peer can access memory outside a pool. The
-owner of the destination starts and owns every read (decode pulls). Imports neither torch nor grpc.
+Here a *block* is one page of a worker's KV memory, or, between workers of different numbers of ranks, a piece of one;
+an *incarnation* is one run of a worker's process. Blocks are addressed by index only and both sides check the range, so
+no peer can access memory outside a pool. The owner of the destination starts and owns every read (decode pulls).
+Imports neither torch nor grpc.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ class MemoryPool:
         num_ranks: of the worker; each has an equal part of the blocks, one after the other.
         piece_bytes: unit in which workers with another number of ranks read parts of pages; None = only whole pages are
             read.
-        stages: as in a `RankedLayout`.
+        stages: numbers of layers with state in each pipeline stage; () = there are no stages.
         num_hosts: hosts among which the ranks are divided evenly. Each has room for all blocks, and fills those of its
             own ranks; where ranks share one part, each host has a copy of it.
         host: index of this host, in the order of the hosts' parts of the blocks.
@@ -93,7 +95,7 @@ class Peer:
         unit_bytes: what an index stands for in reads of this peer, on both sides: a page, or a piece of one where the
             peer has another number of ranks.
         num_ranks: of the peer, each of which has an equal part of `num_blocks`.
-        stages: as in a `RankedLayout`.
+        stages: numbers of layers with state in each of its pipeline stages; () = there are none.
     """
 
     transport: str
@@ -106,7 +108,7 @@ class Peer:
 
     @property
     def parts(self) -> tuple[int, tuple[int, ...]]:
-        """Division of the peer's state among ranks, as `RankedLayout.parts`."""
+        """Division of the peer's state among ranks: (number of ranks, `stages`); equal ones have the same pages."""
         return self.num_ranks, self.stages
 
 

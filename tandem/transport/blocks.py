@@ -45,7 +45,9 @@ def check_pairs(
 def plan_read(
     remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
 ) -> list[Run]:
-    """Returns the fewest runs that cover the pairs, ordered by remote block; raises as `check_pairs`."""
+    """Returns the fewest runs that cover the pairs, ordered by remote block. Raises `TransportError` for an index out
+    of range, null or repeated, and for lists of different lengths.
+    """
     remote, local = check_pairs(remote_blocks, local_blocks, num_remote_blocks, num_local_blocks)
     is_start = np.ones(len(remote) + 1, dtype=np.bool_)
     is_start[1:-1] = (remote[1:] - remote[:-1] != 1) | (local[1:] - local[:-1] != 1)

@@ -1,4 +1,4 @@
-"""Card: signed message in which a worker tells peers its identity and how to reach its pool.
+"""Card: signed message in which a worker tells peers its identity and how to reach its pool (its KV memory).
 
 A card is `magic | format version | body | HMAC-SHA256 of all that`. It is verified in the order MAC, version, fields,
 before any of it is used: some metadata is read by native code that damaged bytes can crash.
@@ -17,7 +17,7 @@ from typing import Any
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
 
-CARD_VERSION = 1
+CARD_VERSION = 1  # of workers of one rank
 RANKED_CARD_VERSION = 2  # of workers of several ranks; releases that read pools of one rank only refuse it
 STAGED_CARD_VERSION = 3  # of workers whose ranks have some layers each; releases without stages refuse it
 MIN_SECRET_BYTES = 16

@@ -95,7 +95,7 @@ def choose(local: Site, remote: Site, override: str = AUTO, offered: Collection[
 
     Args:
         override: the name of one transport, or "auto".
-        offered: names of those by which the peer can be read, for "auto".
+        offered: names of the transports by which the peer can be read, for "auto".
 
     Raises:
         ConfigurationError: the override is unknown or cannot work, or nothing can; the message says why.

@@ -75,7 +75,7 @@ class CopyTransport:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        """Reads blocks, as `KVTransport.read`."""
+        """Starts to read blocks; arguments, result and errors as of `KVTransport.read`."""
         link = self._peers.get(peer)
         unit_bytes = peer.unit_bytes
         runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
@@ -89,7 +89,7 @@ class CopyTransport:
         return transfer
 
     def disconnect(self, peer: Peer) -> None:
-        """Removes a peer, as `KVTransport.disconnect`."""
+        """Fails the peer's reads and removes it."""
         link = self._peers.pop(peer)
         if link is not None:
             link.is_open = False

@@ -17,7 +17,7 @@ NUM_LATENCY_READS = 10  # of one block each
 NUM_RATE_READS = 5  # of all blocks; the best counts
 MEASURABLE_BYTES = 1 << 20  # below, the rate says more about latency than about the path
 SLOW_SHARE = 0.25  # of the expected rate, below which a link is slow
-READ_DEADLINE_S = 5.0
+READ_DEADLINE_S = 5.0  # of each read
 
 # GB/s of large reads: the first four measured on two cores of a 2024 server, the others a quarter of common hardware.
 EXPECTED_GB_PER_S = {

@@ -11,7 +11,7 @@ from tandem.transport.card import Card
 Link = TypeVar("Link")
 
 MAX_PENDING_READS = 4096  # per peer
-MIN_DEADLINE_S = 3.0
+MIN_DEADLINE_S = 3.0  # the shortest timeout of a read
 DEADLINE_FACTOR = 5.0  # of the time that the measured rate suggests
 ASSUMED_BYTES_PER_S = 100e6  # until a rate has been measured: a slow network
 _MEASURABLE_BYTES = 1 << 20  # below, latency is most of the time

@@ -1,4 +1,4 @@
-"""Transfer: state of one read, and whether its destination may still be written.
+"""Transfer: state of one read of a peer's blocks, and whether its destination may still be written.
 
 Invariant: `state` leaves PENDING once; `is_over` becomes true once, and from then on no byte of the destination is
 written by this transfer. The owner of the destination blocks holds them until `is_over`, not only until the

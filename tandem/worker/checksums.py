@@ -57,7 +57,7 @@ class PageChecksums:
 
     def first_not_finite(self, blocks: Sequence[GroupBlock]) -> int | None:
         """Index of the first of these blocks with a constant state that has an infinite or NaN number; None = all are
-        finite. Raises as `PageBytes`.
+        finite. Raises `TransportError` if pages of another host cannot be read.
         """
         wanted: list[NumberParts] = []
         positions: list[int] = []
@@ -71,7 +71,7 @@ class PageChecksums:
 
     def arrived(self, blocks: Iterable[GroupBlock], source: Parts) -> list[int]:
         """Checksums of blocks that this worker has read: for each block one for each of our ranks. `source`: division
-        of the source among ranks. Raises as `PageBytes`.
+        of the source among ranks. Raises `TransportError` if pages of another host cannot be read.
         """
         return self._bytes.crc32s(list(chain.from_iterable(self._pages.own(*block, source) for block in blocks)))
 

@@ -1,4 +1,7 @@
-"""Confirms a read of a peer's pages: the lease was valid throughout, sampled checksums agree, and states are finite."""
+"""Confirms a read of a peer's pages: the lease was valid throughout, sampled checksums agree, and states are finite.
+
+A lease is the peer's promise not to reuse the pages; without it, the bytes read may be those of other requests.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +13,7 @@ from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
 from tandem.worker.source import KVSource
 
-CONFIRM_TIMEOUT_S = 3.0
+CONFIRM_TIMEOUT_S = 3.0  # for the source's answer
 
 
 async def confirm(

@@ -23,16 +23,18 @@ from tandem.worker.transports import Transports
 class WorkerCore:
     """Engine of one worker, and the objects that its parts share.
 
-    me: this incarnation; its address is the one that peers call.
-    epoch: grows with every incarnation.
-    compatibility: properties that must be equal at a peer, by name.
-    ranked: where this worker's ranks keep their parts of a block.
-    block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
-        includes the null block.
-    num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single one.
-    host: copies pinned blocks to and from the host tier; None = there is none.
-    credentials: of this incarnation, for calls to peers.
-    draft_states: moves states of the drafter to and from peers; None = it has none that could be moved.
+    Args:
+        me: this incarnation (run of the worker's process); its address is the one that peers call.
+        epoch: number that grows with every incarnation.
+        compatibility: properties that must be equal at a peer, by name.
+        ranked: where this worker's ranks keep their parts of a block.
+        block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
+            includes the null block.
+        num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single
+            one.
+        host: copies pinned blocks to and from the host tier; None = there is none.
+        credentials: of this incarnation, for calls to peers.
+        draft_states: moves states of the drafter to and from peers; None = it has none that could be moved.
     """
 
     me: WorkerAddress

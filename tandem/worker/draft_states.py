@@ -1,4 +1,5 @@
-"""Moves drafters' states of requests between workers: decides whether one is wanted, lends and fetches it.
+"""Moves drafters' states of requests between workers: decides whether one is wanted, lends and fetches it. A drafter
+guesses tokens; its state lets it go on where the other worker's stopped.
 
 Invariant: the drafter gets bytes only after they arrived, the sampled checksums agree and the source has confirmed the
 lease. Without them the drafter starts without state, so no failure here fails the request.

@@ -14,18 +14,19 @@ from tandem.rpc.credentials import Credentials
 
 FLUSH_INTERVAL_S = 0.2  # between two reports to an index
 STALE_INTERVAL_S = 5.0  # the same while an index knows a later incarnation of this worker
-CALL_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 2.0  # of one call of a router
 
 logger = logging.getLogger(__name__)
 
 
 Call = Coroutine[Any, Any, PublishResult]
 InThread = Callable[[Callable[[], PublishResult]], Awaitable[PublishResult]]
-"""Runs what waits, beside the event loop."""
+"""Runs a function that blocks in a thread, so that the event loop does not wait."""
 
 
 class RouterIndex:
-    """Publishing half of a router's index, called through gRPC from threads other than the event loop's.
+    """Publishing half of a router's index, called through gRPC from threads other than the event loop's. Failures, and
+    calls of the other half, raise `LocalityUnavailableError`.
 
     Args:
         wait: has the event loop make a call, and waits for its result for so many seconds at most.

@@ -38,11 +38,11 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
 
     @cached_property
     def secret(self) -> bytes:
-        """The cluster's secret; raises as `required_secret`."""
+        """The cluster's secret; raises `ConfigurationError` if it is missing or too short."""
         return required_secret(self.cluster_secret, f"leader={self.leader!r}")
 
     def own_credentials(self) -> Credentials:
-        """Raises as `PeerSettings.credentials`."""
+        """Credentials of this process for calls to and from others; raises `ConfigurationError` if it can have none."""
         return self.credentials(self.secret, ProcessRole.BOTH, [self.leader, self.kv_bind])
 
     def endpoint(self, credentials: Credentials) -> KVEndpoint:

@@ -28,7 +28,7 @@ class HostPages:
     is on a GPU.
 
     Args:
-        pages: [num_parts, num_pages, page_bytes], as in `RankedPages`.
+        pages: the KV memory, uint8 [num_parts, num_pages, page_bytes]; one part for each rank, or one that all share.
 
     `page_bytes`: of one on all ranks, `num_slots`: how many there are.
 

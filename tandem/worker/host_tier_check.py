@@ -5,11 +5,8 @@ from tandem.worker.settings import WorkerSettings
 
 
 def check_host_tier(settings: WorkerSettings) -> None:
-    """Refuses a host tier for a worker whose ranks are on several hosts, since this process has no access to their
-    blocks.
-
-    Raises:
-        ConfigurationError: the message names the setting and the remedy.
+    """Raises `ConfigurationError` for a host tier (pinned KV in this host's memory) of a worker whose ranks are on
+    several hosts, since this process has no access to their blocks. The message names the setting and the remedy.
     """
     if settings.hosts == 1:
         return

@@ -1,5 +1,5 @@
-"""Leases: time-limited rights of peers to read this worker's blocks. The engine holds the blocks under the lease's
-name.
+"""Leases: time-limited rights of other workers to read this worker's blocks. The engine holds the blocks, so that they
+are not reused, under the lease's id.
 
 Invariant: while a lease is valid its hold is in place, without interruption since it was opened. So a reader whose
 lease is confirmed after a read has read the promised content. Used by one thread, the event loop's.
@@ -13,7 +13,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError
 from tandem.kvcache.block_table import BlockRange
 
-MAX_LEASES = 65_536
+MAX_LEASES = 65_536  # open at once
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class LeaseBook:
         return len(self._leases)
 
     def open(self, lease_id: str) -> None:
-        """Opens a lease.
+        """Opens a lease, without blocks, for `ttl_s` from now.
 
         Raises:
             CapacityError: there are too many, or the id is in use.

@@ -55,11 +55,7 @@ class Lifecycle:
         self._become(LifecycleState.STOPPED)
 
     def require_ready(self) -> None:
-        """Checks that work is accepted.
-
-        Raises:
-            UnavailableError: the process is not ready.
-        """
+        """Raises `UnavailableError` unless work is accepted."""
         if self.state is not LifecycleState.READY:
             raise UnavailableError(f"worker {self._name} is {self.state} and takes no new work", 1.0)
 

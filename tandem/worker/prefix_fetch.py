@@ -17,7 +17,7 @@ from tandem.worker.fetch import Fetch
 from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
 
-LEASE_TIMEOUT_S = 3.0
+LEASE_TIMEOUT_S = 3.0  # for a peer's answer to the request for a lease
 
 logger = logging.getLogger(__name__)
 

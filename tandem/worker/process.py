@@ -60,8 +60,8 @@ from tandem.worker.settings import WorkerSettings
 from tandem.worker.sources import Sources
 from tandem.worker.transports import Transports
 
-EXIT_STUCK = 70  # EX_SOFTWARE of sysexits.h
-REPORT_INTERVAL_S = 0.2
+EXIT_STUCK = 70  # exit code when the engine hangs: EX_SOFTWARE of sysexits.h
+REPORT_INTERVAL_S = 0.2  # between two refreshes of the status
 EXPIRE_INTERVAL_S = 0.25  # between two looks for expired leases
 NUM_THREADS = 32  # for blocking calls beside the event loop
 

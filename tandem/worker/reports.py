@@ -1,6 +1,7 @@
 """A worker's status for routers: latest figures of its engine, and samples of the time that prompts and decodes took.
 
-Never waits for the engine: figures are those of the last time it was between two steps, at most a step old.
+Making a status never waits for the engine: its figures are those of the last `refresh`, which the worker repeats at
+short intervals. The status tells how old they are.
 """
 
 import os
@@ -20,13 +21,13 @@ from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample
 from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
 
-MAX_SAMPLES = 64  # for a subscriber between two of its reports; the latest
-BLOCK_STATES = ("free", "cached", "used", "leased", "transferring", "pinned")
+MAX_SAMPLES = 64  # steps kept for a subscriber between two of its reports; older ones are dropped
+BLOCK_STATES = ("free", "cached", "used", "leased", "transferring", "pinned")  # reported fields of `KVCacheUsage`
 
 
 @dataclass(eq=False, slots=True)
 class ReportSubscriber:
-    """A subscriber to the status; has the samples of steps measured since its last report."""
+    """A subscriber to the status, such as a router's stream; has the steps measured since its last report."""
 
     report: Callable[["ReportSubscriber"], WorkerStatus]
     samples: deque[StepStats] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
@@ -44,6 +45,8 @@ class Reports:
         model: the served model.
         links: measured connections to peers.
         unreachable: ids of peers that cannot be read from now.
+
+    Of the last refresh: `promised`, usage of pinned prefixes; `drafts` and `read_bytes`, totals since the engine began.
     """
 
     def __init__(
@@ -71,12 +74,15 @@ class Reports:
 
     @property
     def held(self) -> HeldState:
-        """KV that requests held at the last refresh."""
+        """Bytes of KV and other state that requests held at the last refresh; 0 before the first."""
         return HeldState() if self._load is None else self._load.held
 
     async def refresh(self) -> None:
-        """Has the engine's figures read when it is next between two steps. They include all requests given to it
+        """Reads the engine's figures; waits until it is between two steps. They include all requests given to it
         earlier.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
         """
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
         self._load, self.promised, self.drafts, self.read_bytes, steps = await self._core.engine.call(_figures)
@@ -85,6 +91,7 @@ class Reports:
             receiver.samples.extend(steps)
 
     def subscribe(self) -> ReportSubscriber:
+        """Adds a subscriber, which gets the steps measured from now on, until `unsubscribe`."""
         receiver = ReportSubscriber(self._status)
         self._receivers.add(receiver)
         return receiver
@@ -93,7 +100,7 @@ class Reports:
         self._receivers.discard(receiver)
 
     def latest(self) -> WorkerStatus:
-        """The current status without samples."""
+        """The current status without samples; without figures before the first refresh."""
         return self._status(None)
 
     def _status(self, receiver: ReportSubscriber | None) -> WorkerStatus:

@@ -168,7 +168,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return replace(config, speculate=OFF) if has_no_use else config
 
     def open_core_board(self) -> CoreBoard | None:
-        """Opens the core board, if configured; raises as `CoreBoard`."""
+        """Opens the core board (memory by which workers of a machine lend each other cores); None if not configured.
+        Raises `ConfigurationError` if it cannot be opened.
+        """
         if self.core_board is None:
             return None
         path, _, slot = self.core_board.rpartition(":")
@@ -216,7 +218,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @cached_property
     def secret(self) -> bytes:
-        """The cluster's secret; raises as `required_secret`."""
+        """The cluster's secret; raises `ConfigurationError` if it is missing or too short."""
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def advertised(self, bind: str) -> str:

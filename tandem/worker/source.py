@@ -18,8 +18,8 @@ from tandem.transport.base import KVTransport, Peer
 from tandem.transport.reshard import Entry, Pages, Resharding
 from tandem.transport.transfer import Transfer
 
-PING_INTERVAL_S = 0.5
-PING_TIMEOUT_S = 1.5
+PING_INTERVAL_S = 0.5  # between two probes of a peer in use
+PING_TIMEOUT_S = 1.5  # for its answer; then it is lost
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,8 @@ class KVSource:
     def read(
         self, entries: Sequence[Entry], remote_blocks: Sequence[Pages], local_blocks: Sequence[Pages], clock: Clock
     ) -> Transfer:
-        """Reads blocks on all ranks, as `Resharding.reads` and `KVTransport.read`; they arrive or fail together.
+        """Begins to read blocks on all ranks; they arrive or fail together. `remote_blocks`, `local_blocks`: pages of
+        each entry there and here. Raises `TransportError` if nothing could be begun.
 
         A connection that refused a read is not used again, since it would refuse others.
         """
@@ -93,7 +94,7 @@ class KVSource:
         return begun[0] if len(begun) == 1 else Transfer.joined(begun, clock)
 
     def read_pages(self, remote: Sequence[int], local: Sequence[int]) -> Transfer:
-        """Reads whole pages of all ranks, as `Resharding.read_of_pages` and `KVTransport.read`."""
+        """Begins to read whole pages of all ranks; raises `TransportError` if that is refused."""
         part = self.resharding.read_of_pages(remote, local)
         return self.transport.read(self.peer, part.remote, part.local)
 

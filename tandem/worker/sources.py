@@ -32,12 +32,12 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.source import KVSource
 from tandem.worker.transfer_hold import TransferHold
 
-GREETING_TIMEOUT_S = 2.0
+GREETING_TIMEOUT_S = 2.0  # for a peer's answer to the handshake
 FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
 MEASURED_BYTES = 8 << 20  # read to measure a link
-MEASURED_SHARE = 8  # at most one of so many blocks
-MAX_MET = 64  # before they are needed; and so many links are reported
-MAX_UNREACHABLE = 256  # reported
+MEASURED_SHARE = 8  # a measurement reads at most one of so many blocks of the pool
+MAX_MET = 64  # peers connected before they are needed, and links reported
+MAX_UNREACHABLE = 256  # peers reported as unreachable
 MAX_PAUSE_S = 60.0  # between two attempts to connect
 
 logger = logging.getLogger(__name__)
@@ -269,10 +269,8 @@ class Sources:
 
 
 def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:
-    """Refuses a peer whose blocks are not compatible.
-
-    Raises:
-        IncompatiblePeerError: naming every difference with both sides' values.
+    """Raises `IncompatiblePeerError` for a peer whose blocks are not compatible, naming every difference with both
+    sides' values.
     """
     mismatches = [
         f"{name}: peer {theirs.compatibility.get(name, '(absent)')!r}, here {ours.get(name, '(absent)')!r}"

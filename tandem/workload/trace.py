@@ -1,6 +1,6 @@
 """Recorded requests: readers of two public trace formats, one line at a time.
 
-A line that cannot be read exactly is refused by file, line and value; nothing is guessed or skipped.
+A line that cannot be read exactly raises an error that names file, line and value; nothing is guessed or skipped.
 Formats: Mooncake (FAST'25), JSON lines with block hashes; Azure LLM inference trace 2023, CSV.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from tandem.core.errors import InvalidRequestError, shown
 
-MOONCAKE_BLOCK_SIZE = 512
-MOONCAKE_TICK_S = 3.0
+MOONCAKE_BLOCK_SIZE = 512  # tokens of a block that a hash id names
+MOONCAKE_TICK_S = 3.0  # resolution of its arrival times
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 

@@ -5,7 +5,7 @@ shrinks by what they lose; drafts are tried only while it is positive. So howeve
 at most `SHARE` longer than without them, plus once at most the largest balance (`MOST` steps) and one trial.
 """
 
-SHARE = 0.0125
+SHARE = 0.0125  # of the time without drafts that they may lose
 START = 1.0  # steps; so that a worker's first requests are drafted
 MOST = 8.0  # what a long time of gains leaves to lose, before a change of the texts is noticed
 

@@ -41,9 +41,8 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StateReader(Protocol):
-    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`.
-
-    `layers`: the layers whose inputs it reads, as in `HiddenStates`.
+    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`,
+    by index; the number of layers stands for the output of the final norm.
     """
 
     @property
@@ -67,9 +66,10 @@ class DraftState:
     """State that a drafter has computed for a request's first tokens, as bytes: `num_rows` rows, the first of position
     `first`.
 
-    first: position of its first row.
-    num_rows: rows, one a position.
-    data: uint8 [num_bytes], on the drafter's device.
+    Args:
+        first: position of its first row.
+        num_rows: rows, one a position.
+        data: uint8 [num_bytes], on the drafter's device.
     """
 
     first: int

@@ -1,7 +1,8 @@
 """Hands the drafter's state of a request from the worker that computed its prompt to the one that decodes it.
 
-On its way the state is bytes in pages of the model's KV pool, so it is leased, read, verified and confirmed like KV
-blocks. It is optional: if no pages are free, or the drafters differ, the decoding worker's drafter starts without it.
+The *drafter* guesses tokens, and may have a state of its own. On its way the state is bytes in pages of the model's KV
+pool, so it is leased, read, verified and confirmed like KV blocks. It is optional: if no pages are free, or the
+drafters differ, the decoding worker's drafter starts without it.
 """
 
 import time
@@ -18,7 +19,7 @@ from tandem.kvcache.manager import HoldKind, KVCacheManager
 
 @dataclass(frozen=True, slots=True)
 class LentDraftState:
-    """A `DraftState` of `num_bytes` bytes, stored in leased pages. `first`, `num_rows`: as in `DraftState`."""
+    """A `DraftState` of `num_bytes` bytes, stored in leased pages: `num_rows` rows, the first of position `first`."""
 
     first: int
     num_rows: int

@@ -19,12 +19,13 @@ from tandem.scheduler.step_deltas import TableChanges
 class HeadRows:
     """State of one request in a head drafter.
 
-    token_ids: prompt and output.
-    first: position of its first row; None = no states of it are known.
-    num_computed: rows whose state is in the pool.
-    waiting: the model's states of the rows behind those, [n, width] each, `num_waiting` in all.
-    hash_root: parent hash of its first block of rows.
-    block_hashes: of its blocks of rows that begin at the request's first position.
+    Args:
+        token_ids: prompt and output.
+        first: position of its first row; None = no states of it are known.
+        num_computed: rows whose state is in the pool.
+        waiting: the model's states of the rows behind those, [n, width] each, `num_waiting` in all.
+        hash_root: parent hash of its first block of rows.
+        block_hashes: of its blocks of rows that begin at the request's first position.
     """
 
     request_id: str

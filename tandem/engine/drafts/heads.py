@@ -36,7 +36,8 @@ class DraftingHead:
         max_model_len: int,
         draws: NativeDraws | None,
     ) -> HeadDrafter:
-        """Makes the drafter and allocates its KV pool of `num_blocks` blocks. Arguments as for `DraftModel.drafter`.
+        """Makes the drafter and allocates its KV pool of `num_blocks` blocks. `vocab_size`: of the served model;
+        `max_chunk_tokens`: of prompts computed at once; `max_model_len`: longest request in tokens.
 
         Raises:
             ConfigurationError: no backend reads its state.

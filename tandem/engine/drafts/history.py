@@ -10,10 +10,11 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class Match(NamedTuple):
-    """Earlier places in a token array that are preceded by the same tokens as its end.
+    """Earlier places (indices) in a token array that are preceded by the same tokens as its end.
 
-    length: number of tokens that agree.
-    places: indices of the tokens that follow, ascending.
+    Args:
+        length: number of tokens that agree.
+        places: indices of the tokens that follow, ascending.
     """
 
     length: int

@@ -27,10 +27,11 @@ _UNKNOWN_TOKEN = 0  # stands for a token that only the served model has
 class _Followed:
     """State of one request in the drafter.
 
-    token_ids: prompt and output.
-    num_computed: leading tokens with a state; the others are pending.
-    ahead: guesses behind the last token that have a state too.
-    table: None = it has no blocks.
+    Args:
+        token_ids: prompt and output.
+        num_computed: leading tokens with a state; the others are pending.
+        ahead: guesses behind the last token that have a state too.
+        table: None = it has no blocks.
     """
 
     request_id: str

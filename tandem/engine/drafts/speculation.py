@@ -20,7 +20,7 @@ from tandem.engine.drafts.pace import Pace
 from tandem.engine.drafts.step_times import NUM_SURE, PlainTimes, StepTimes
 from tandem.scheduler.output import DraftTimes, SampledToken, SchedulerOutput
 
-DEFAULT_MAX_DRAFTS = 7
+DEFAULT_MAX_DRAFTS = 7  # of one request in a step
 _FIRST_ACCEPTANCE = 0.6
 _WEIGHT = 0.1  # of one more draft in the mean acceptance of all requests
 _KEPT = 0.9  # of the count of one request's earlier guesses, with each that is judged
@@ -79,7 +79,7 @@ class Speculation:
 
     @property
     def layers_read(self) -> tuple[int, ...]:
-        """Layers whose inputs the drafter reads, see `HiddenStates`; empty = it reads none."""
+        """Layers whose inputs (hidden states) the drafter reads; empty = it reads none."""
         return () if self._reader is None else self._reader.layers
 
     @property
@@ -88,7 +88,9 @@ class Speculation:
         return self._drafter if isinstance(self._drafter, StateCarrier) else None
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
-        """Hand a step's hidden states to the drafter, see `StateReader`; after `begin`, before `drafts`."""
+        """Hand a step's hidden states to the drafter; after `begin`, before `drafts`. Arguments as
+        `StateReader.observe`: each scheduled request's first row in `states` [num_tokens, len(layers_read) * hidden].
+        """
         assert self._reader is not None
         began_s = self._now_s()
         self._reader.observe(step, first_tokens, states)

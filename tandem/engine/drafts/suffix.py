@@ -15,7 +15,7 @@ from tandem.engine.drafts.history import Match, TokenArray, TokenHistory, longes
 from tandem.scheduler.output import NewRequest
 
 MAX_SCOPE_TOKENS = 1 << 16  # of earlier answers that a scope keeps
-MAX_SCOPES = 128
+MAX_SCOPES = 128  # whose answers are kept
 _MIN_MATCH = 2  # tokens that must agree
 _MAX_MATCH = 24  # tokens that are compared
 _TOKENS_PER_MATCH = 2  # drafted for each token that agrees

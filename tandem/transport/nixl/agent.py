@@ -21,7 +21,7 @@ from tandem.transport.nixl.bindings import load_bindings
 from tandem.transport.nixl.exposure import check_exposure, listeners
 
 PROGRESS_DELAY_US = 10_000  # between two turns of NIXL's progress thread
-IDENTITY_BYTES = 64
+IDENTITY_BYTES = 64  # by which a peer is recognised; it is read from its memory
 NUM_PROBES = 32  # connections that can be under way at once
 
 

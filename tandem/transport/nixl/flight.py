@@ -11,7 +11,9 @@ from tandem.transport.transfer import Transfer
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """Link to a peer. `broken`: reason why it can no longer be read from; any thread may read this field."""
+    """Link to a peer. `broken`: reason why it can no longer be read from, None = it can; any thread may read this
+    field.
+    """
 
     remote: RemoteAgent
     pace: LinkPace = field(default_factory=LinkPace)

@@ -1,7 +1,8 @@
 """Owner thread of an agent, the only thread that uses it: posts reads, polls them, and ends them.
 
 A read that fails while NIXL may still be writing is failed with `is_over=False` and polled further; it is over when
-NIXL reports it, or when the agent has been destroyed, which happens `FENCE_AFTER_S` past its deadline and on `close`.
+NIXL reports it, or when the agent has been destroyed. A *fence* does that, `FENCE_AFTER_S` past its deadline, and
+builds another agent; so does `close`, without another.
 """
 
 import logging

@@ -22,7 +22,7 @@ from tandem.transport.tcp import wire
 from tandem.transport.tcp.encryption import shake_hands, wrap_client
 from tandem.transport.tcp.queue import PendingRead, ReadQueue
 
-HANDSHAKE_S = 3.0
+HANDSHAKE_S = 3.0  # default timeout of each answer while connecting
 _TICK_S = 0.05  # between two looks at the deadline
 _KEY_PURPOSE = "tcp"
 _DISCONNECTED = "the peer was disconnected while a read of it was under way"
@@ -128,7 +128,8 @@ class Stream:
 
     Args:
         connection: an authenticated connection; None = connect with the first read.
-        connect: opens a new connection, given `tick` and `timeout_s` as in `open_connection`.
+        connect: opens a new connection, given a function to call from time to time, which raises to give up, and the
+            timeout of an answer in seconds; called on the stream's thread.
         tls: this process's certificate; a connection that was made with former files is replaced before the next read.
     """
 

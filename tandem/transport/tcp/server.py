@@ -22,7 +22,7 @@ from tandem.transport.tcp import wire
 from tandem.transport.tcp.encryption import shake_hands, wrap_server
 
 MAX_CONNECTIONS = 1024
-HANDSHAKE_S = 3.0
+HANDSHAKE_S = 3.0  # for TLS, and again for the handshake of our own protocol
 STALLED_CLIENT_S = 30.0  # after which a client that takes no bytes is disconnected
 _TICK_S = 0.1  # between two looks at the time
 _KEY_PURPOSE = "tcp"

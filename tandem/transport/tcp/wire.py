@@ -24,7 +24,7 @@ from tandem.tls.socket import EncryptedSocket
 PROTOCOL_VERSION = 1
 MAGIC = b"TKVT"
 NONCE_BYTES = 32
-MAX_REQUEST_RUNS = 1 << 17
+MAX_REQUEST_RUNS = 1 << 17  # of one read
 MAX_REFUSAL_BYTES = 1024  # of the message
 PIECES = 1 << 31  # in a request's length
 MAX_BUFFERS = 1024  # one system call's worth; Linux's IOV_MAX
@@ -125,7 +125,7 @@ def _advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def receive(connection: socket.socket, num_bytes: int, tick: Tick) -> bytes:
-    """Receives exactly `num_bytes`; raises as `receive_into`."""
+    """Receives exactly `num_bytes`. Raises `TransportError` if the other side closed, OSError if the link broke."""
     buffer = bytearray(num_bytes)
     if num_bytes:
         receive_into(connection, [memoryview(buffer)], tick)
