@@ -53,8 +53,7 @@ class PairCall:
         local_prefill: the decode worker must compute the prompt itself.
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
-        told: name under which the router stores the prompt, so that later calls send only new tokens; removed before
-            handlers get the call.
+        told: name under which the router stores the prompt for later calls; removed before handlers get the call.
         place: where it waits for room, and for how long; None = it came now and asks once.
     """
 
@@ -102,9 +101,7 @@ class PairingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Identity and usage of a process, for operators. `incarnation` differs for every start; `usage` None: not
-    measured.
-    """
+    """Identity and usage of a process, for operators. `incarnation`: id of its run; `usage` None: not measured."""
 
     pid: int
     incarnation: str
@@ -179,9 +176,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Announcement of a worker to a router, where there is no Redis. `without_records`: it does not request the other
-    workers.
-    """
+    """Announcement of a worker to a router, without Redis. `without_records`: it does not request the other workers."""
 
     record: WorkerRecord
     without_records: bool = False
@@ -264,10 +259,8 @@ class ComputeCall:
         prompt_token_ids: at least one.
         output_token_ids: tokens generated before by a lost worker; generation continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
-        scope: requests of the same scope share cached state.
+        scope, prefill, fetch_from, num_fetch_blocks: as in `PairCall` and `PairingAnswer`.
         priority: lower is more urgent.
-        prefill: worker that computes the prompt; None = the decode worker does.
-        fetch_from: worker from which `num_fetch_blocks` leading blocks are fetched instead of being computed.
         pins: prefixes of the prompt to keep cached; the last update says what was granted (`RequestMetrics.pins`).
         told: name under which the worker stores the prompt; removed before handlers get the call.
     """
@@ -308,9 +301,7 @@ class GenerateUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseUpdate:
-    """Reports that more blocks are readable under a lease: their KV reaches to token `num_tokens`.
-
-    A lease is the sender's promise that the reader's blocks are neither reused nor freed until it ends.
+    """Reports that more blocks are readable under a lease: the sender's promise to keep their contents until it ends.
 
     Args:
         num_tokens: of the prompt, from its beginning, whose state the lease covers so far.
@@ -379,9 +370,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCall:
-    """Asks for a lease of the blocks of the longest cached prefix of this chain of hashes. `lease_id`: chosen by the
-    reader.
-    """
+    """Asks for a lease of the blocks of the longest cached prefix of a chain of hashes; the reader chooses its id."""
 
     reader: WorkerAddress
     lease_id: str
