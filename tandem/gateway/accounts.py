@@ -1,9 +1,9 @@
 """Callers and bills: isolates the cached state of each caller and bills its requests.
 
 A tenant is a customer with one or more keys; the keys of a cache group share cached state. `edge` stores a request's
-`Caller`; `answer` bills the request through its `Bill`. Invariant: every request of a key is
-settled once, however it ends; cached state of a key's requests is reachable only from the same tenant or cache group.
-Without accounts every request has the same anonymous caller and nothing is billed.
+`Caller`; `answer` bills the request through its `Bill`. Invariant: every request of a key is settled once, however it
+ends; cached state of a key's requests is reachable only from the same tenant or cache group. Without accounts every
+request has the same anonymous caller and nothing is billed.
 """
 
 import hashlib

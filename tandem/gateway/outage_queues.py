@@ -36,8 +36,8 @@ class OutageQueues:
         call: Callable[[CapacityQueue], Awaitable[T]],
         record: RequestRecord,
     ) -> T:
-        """Returns the result of `call`, repeated at the head of the queue of requests with equal `needs` for as long as it
-        raises one of `waits_for`. `call` gets this queue. The wait is recorded as the stage `outage`.
+        """Returns the result of `call`, repeated at the head of the queue of requests with equal `needs` for as long as
+        it raises one of `waits_for`. `call` gets this queue. The wait is recorded as the stage `outage`.
 
         Raises:
             CapacityError, UnavailableError: the last refusal, after the queue's timeout; also any other error that
