@@ -1,7 +1,8 @@
 """Accounts as a gateway uses them: looks up API keys, reserves the cost of requests, and settles their actual use.
 
-Also renews the reservations of running requests. Invariant: each `Reservation` is settled once; a settlement is resent
-until the store has accepted it. No HTTP here.
+A reservation sets aside the most that a request may use; it lasts for a lease, which is renewed while the request runs.
+Invariant: each `Reservation` is settled once; a settlement (the bill) is resent until the store has accepted it. No
+HTTP here.
 """
 
 import asyncio

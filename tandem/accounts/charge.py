@@ -30,7 +30,9 @@ class ChargeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The most that a request may use, to be reserved. `amounts`: at most one minute's rate each."""
+    """The most that a request may use, to be reserved. `amounts`: at most one minute's rate each; `cost_nanos`: in
+    billionths of a unit of currency.
+    """
 
     charge_id: str
     key: AccountKey

@@ -15,16 +15,18 @@ from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.known_fields import known_fields
 
 PREFIX = "sk-tandem-"
-MAX_PER_MINUTE = 10**9
+MAX_PER_MINUTE = 10**9  # of each rate limit
 MAX_CONCURRENCY = 10**6
 MAX_NAME_CHARACTERS = 128
-MAX_MODELS = 64
+MAX_MODELS = 64  # that a key may name
 _SECRET = re.compile(rf"{PREFIX}([0-9a-f]{{12}})-[A-Za-z0-9_-]{{43}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """Limits of a key; None: not limited. `budget_nanos`: total cost of all its requests."""
+    """Limits of a key; None: not limited. `concurrency`: requests that run at once; `budget_nanos`: total cost of all
+    its requests, in billionths of a unit of currency.
+    """
 
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None

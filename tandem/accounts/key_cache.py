@@ -11,7 +11,7 @@ from tandem.accounts.key import AccountKey
 from tandem.accounts.store import KeyStore
 from tandem.core.clock import Clock
 
-REFRESH_S = 1.0
+REFRESH_S = 1.0  # between two refreshes
 MAX_KEYS = 10_000
 
 

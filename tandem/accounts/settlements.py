@@ -16,8 +16,9 @@ from tandem.accounts.journal import Journal
 from tandem.accounts.store import ChargeStore
 from tandem.core.clock import Clock, SystemClock
 
-MAX_WAITING = 50_000
-MAX_RESENT, RESENT_S = 10_000, 600.0  # NOTE: far below the day for which a store knows what it has
+MAX_WAITING = 50_000  # settlements; then `is_full`
+# Number and age of accepted settlements that can be resent. NOTE: far below the day for which a store knows what it has
+MAX_RESENT, RESENT_S = 10_000, 600.0
 NUM_SENDERS = 8
 _RETRY_S = 0.5
 

@@ -30,7 +30,7 @@ from tandem.process.settings import Settings
 from tandem.workload.slo import Slo
 
 INTERRUPTED = 130  # exit code of a test that was stopped early
-STANDARD_OUTPUT = "-"
+STANDARD_OUTPUT = "-"  # value of --output
 _LOG_COLUMNS = 120
 _NO_MATPLOTLIB = "pictures need matplotlib, which is not here: pip install 'tandem[load]'; the JSON holds all figures"
 

@@ -1,6 +1,8 @@
-"""Finds the model that `tandem plan` is about, and its cost in memory and arithmetic, from its `config.json` alone.
+"""Finds the model that `tandem plan` is about, and its cost in memory and arithmetic.
 
-The model is a built-in one, a model directory, or a Hugging Face name; a plan needs neither weights nor torch.
+The model is a built-in one, a model directory, a GGUF file, or a Hugging Face name. Of the latter three only the
+`config.json` is read; where there is just a GGUF file, one is made from its header. A plan needs neither weights nor
+torch.
 """
 
 from dataclasses import replace
@@ -17,7 +19,7 @@ from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedC
 from tandem.models.hub_gguf import recall
 
 _CONFIG = "config.json"
-BITS = 16  # of a weight that is not quantised
+BITS = 16  # assumed of each weight where a checkpoint is not quantised
 
 
 def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
@@ -46,7 +48,12 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
 
 
 def config_of(name: str) -> dict[str, object]:
-    """Returns the `config.json` of a directory or repository. Raises as `named_model`."""
+    """Returns the `config.json` of a directory, file or repository.
+
+    Raises:
+        ConfigurationError: the name is none of them; built-in models have no file.
+        CheckpointError: the file cannot be fetched or read.
+    """
     return _configuration(name)[0]
 
 

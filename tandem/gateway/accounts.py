@@ -1,8 +1,9 @@
 """Callers and bills: isolates the cached state of each caller and bills its requests.
 
-`edge` stores a request's `Caller`; `answer` bills the request through its `Bill`. Invariant: every request of a key is
-settled once, however it ends; cached state of a key's requests is reachable only from the same tenant or cache group.
-Without accounts every request has the same anonymous caller and nothing is billed.
+A tenant is a customer with one or more keys; the keys of a cache group share cached state. `edge` stores a request's
+`Caller`; `answer` bills the request through its `Bill`. Invariant: every request of a key is settled once, however it
+ends; cached state of a key's requests is reachable only from the same tenant or cache group. Without accounts every
+request has the same anonymous caller and nothing is billed.
 """
 
 import hashlib
@@ -81,9 +82,10 @@ class Bill:
     async def reserve(
         self, asked: ParsedRequest, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
     ) -> None:
-        """Sets aside the most that `asked` may use; afterwards `headers` hold the remaining limits.
+        """Reserves in the account store the most that `asked` may use; afterwards `headers` hold the remaining limits.
 
         Args:
+            max_model_len: tokens of the context; None: not known.
             was_heard: whether the client got the beginning of an answer; until then nothing is billed.
 
         Raises:

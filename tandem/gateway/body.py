@@ -21,7 +21,7 @@ from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.json_scan import VALUE_BYTES, JsonScan, check_scan
 
-BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 60.0  # from the request's head to the end of its body
 # Most that all bodies together may take, raw and parsed, however much memory the machine has.
 MAX_HELD_BYTES = 512 * 2**20
 SMALL_BYTES = 64 * 1024  # of each body are not counted, so that large bodies never keep small ones out

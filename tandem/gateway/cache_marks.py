@@ -8,7 +8,7 @@ from typing import Any
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 
-MAX_BREAKPOINTS = 4
+MAX_BREAKPOINTS = 4  # in one request
 LIFETIMES_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}  # accepted values and their seconds
 SHORT_S = LIFETIMES_S["5m"]  # longer lifetimes are billed as one hour
 

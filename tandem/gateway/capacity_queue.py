@@ -44,7 +44,7 @@ class CapacityQueue:
         stage: name of the stage that records the wait.
 
     Attributes:
-        name: what routers know it by; "" if nobody waits in it.
+        name: random name by which routers know it; "" if requests never wait in it (`timeout_s` is 0).
     """
 
     def __init__(

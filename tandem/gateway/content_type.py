@@ -1,7 +1,8 @@
 """Checks the content type and encoding of bodies: only uncompressed bodies declared as JSON are read.
 
-A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight. A
-missing type is refused too; curl sends a form by default, and every SDK declares JSON. Pure.
+This keeps web pages of other sites from making their visitors' browsers send requests here: a browser sends text/plain,
+a form, or a body without a type for any page, but JSON only after a preflight (a request for permission), which is
+answered for allowed origins alone. A missing type is refused too; curl sends a form by default, every SDK JSON. Pure.
 """
 
 from starlette.types import Scope

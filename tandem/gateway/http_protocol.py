@@ -22,8 +22,8 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.half_close import HalfCloseProbe
 from tandem.gateway.openai.frames import error_body
 
-MAX_HEAD_BYTES = 64 * 1024
-HEAD_TIMEOUT_S = 10.0
+MAX_HEAD_BYTES = 64 * 1024  # of one request
+HEAD_TIMEOUT_S = 10.0  # from a head's first byte, or from connecting, to its end
 LAST_WORDS_S = 1.0  # time for a client to read how its request ended
 UNREAD_S = 10.0  # time in which a client must read some of the bytes that are left for it
 _MAX_ROUNDS = 6  # of `UNREAD_S` that a client has in all

@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JourneyContext:
-    """Parts of the gateway that journeys share."""
+    """Parts of the gateway that journeys share. `max_attempts`: workers tried for one choice, the first included."""
 
     routers: Routers
     workers: ClientPool[WorkerClient]

@@ -13,11 +13,11 @@ import orjson
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 
-MAX_TOOLS = 128
-MAX_SCHEMA_BYTES = 256 * 1024
-MAX_SCHEMA_DEPTH = 32
-MAX_SCHEMA_VALUES = 65_536
-MAX_FREE_VALUES = 4096
+MAX_TOOLS = 128  # of one request
+MAX_SCHEMA_BYTES = 256 * 1024  # of one schema as JSON
+MAX_SCHEMA_DEPTH = 32  # nested objects and lists
+MAX_SCHEMA_VALUES = 65_536  # JSON values in one schema
+MAX_FREE_VALUES = 4096  # JSON values in one free-form object
 MAX_FREE_DEPTH = 32
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 

@@ -13,7 +13,7 @@ from tandem.core.errors import TandemError, UnavailableError
 from tandem.gateway.routers import Routers
 from tandem.rpc.messages import ModelInfo
 
-REFRESH_S = 1.0
+REFRESH_S = 1.0  # between two refreshes
 
 _logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.gateway.admin import list_decisions, list_processes
 from tandem.gateway.gateway import Gateway
 
-KEPT_S = 1.0
+KEPT_S = 1.0  # for which an overview is sent again
 NUM_DECISIONS = 30  # latest routing decisions that are shown
 MAX_LINKS = 256  # links between workers that are shown
 

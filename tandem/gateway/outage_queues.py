@@ -36,8 +36,12 @@ class OutageQueues:
         call: Callable[[CapacityQueue], Awaitable[T]],
         record: RequestRecord,
     ) -> T:
-        """Like `CapacityQueue.run`, in the queue of requests with equal `needs`, which is passed to `call`. The wait is
-        recorded as the stage `outage`.
+        """Returns the result of `call`, repeated at the head of the queue of requests with equal `needs` for as long as
+        it raises one of `waits_for`. `call` gets this queue. The wait is recorded as the stage `outage`.
+
+        Raises:
+            CapacityError, UnavailableError: the last refusal, after the queue's timeout; also any other error that
+                `call` raises.
         """
         key = (needs, waits_for)
         queue = self._queues.get(key)

@@ -15,7 +15,7 @@ from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
 
-DEFAULT_MAX_ENTRIES = 1 << 18
+DEFAULT_MAX_ENTRIES = 1 << 18  # of the book in memory
 
 
 class PinBook(Protocol):

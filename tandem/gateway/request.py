@@ -51,6 +51,8 @@ class ServeRequest:
         local_prefill: the decode worker must compute the prompt itself, as prompt logprobs require.
         num_expected_output: estimated output tokens of an answer.
         scope: requests of equal scope share cached state.
+        priority: lower is more urgent.
+        session_id: the client's id of its conversation, by which routers choose the same workers; None = not given.
         pins: prefixes to keep of the prompt, which all choices share.
     """
 

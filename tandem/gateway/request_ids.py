@@ -2,7 +2,7 @@
 
 from tandem.core.fresh_numbers import FreshNumbers
 
-MAX_CHARACTERS = 128
+MAX_CHARACTERS = 128  # of a client's id
 
 
 class RequestIds:

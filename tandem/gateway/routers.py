@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RouterListing:
-    """A router's report on its workers, or the problem with reaching it."""
+    """A router's report on its workers; one that was not reached has no process and no workers, but a `problem`."""
 
     address: str
     process: ProcessInfo | None = None
@@ -63,7 +63,7 @@ class Routers:
         return found
 
     async def settle(self, address: str, settlement: Settlement) -> None:
-        """Reports the outcome of a pairing to the router at `address`."""
+        """Reports the outcome of a pairing to the router at `address`. Raises TandemError if it does not accept it."""
         await self._pool.get(address).settle(settlement, timeout_s=self._timeout_s)
 
     async def listings(self) -> Sequence[RouterListing]:

@@ -12,8 +12,8 @@ from tandem.gateway.request import ChoiceEnd
 from tandem.gateway.routers import Routers
 from tandem.routing.settlement import Settlement
 
-MAX_WAITING = 4096
-NUM_SENDERS = 4
+MAX_WAITING = 4096  # outcomes; further ones are dropped
+NUM_SENDERS = 4  # tasks
 
 _logger = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ class StallWatch:
             del self._streams[stream]
 
     async def is_back(self, worker: WorkerAddress) -> bool:
-        """Whether a lost worker answers again: the same incarnation, and ready for requests."""
+        """Whether a lost worker answers a probe again, sent now: the same run of its process, ready for requests."""
         try:
             status = await self._pool.get(worker.address).status(timeout_s=self._timeout_s)
         except TandemError:

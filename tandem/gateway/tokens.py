@@ -33,7 +33,7 @@ from tandem.gateway.parse import Entries, parse_body
 from tandem.gateway.prompt_encoder import LONG_TEXT
 from tandem.rpc.messages import ModelInfo
 
-MAX_TOKEN_STRINGS = 65_536
+MAX_TOKEN_STRINGS = 65_536  # that one answer of /tokenize may have
 _CLIENT_LEFT = 499
 _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,), "mm_processor_kwargs": ({},)}
 _CHAT_ONLY = ("add_generation_prompt", "chat_template_kwargs", "tools")

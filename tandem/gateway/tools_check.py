@@ -7,7 +7,7 @@ from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_tool_name
 
-MAX_DESCRIPTION_CHARACTERS = 32 * 1024
+MAX_DESCRIPTION_CHARACTERS = 32 * 1024  # of one tool
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:

@@ -26,7 +26,11 @@ _KINDS = {"ADDED": "added", "MODIFIED": "modified", "DELETED": "deleted"}
 
 
 class KubeTransport(Protocol):
-    """HTTP to an API server; raises only `KubeError` and `ConfigurationError`."""
+    """HTTP to an API server; raises only `KubeError` and `ConfigurationError`.
+
+    `ask` waits for the answer, a JSON object. `follow` yields the events of a watch until the server ends it, or raises
+    when nothing has come for `silence_s`.
+    """
 
     async def ask(
         self,
@@ -46,7 +50,7 @@ class KubeTransport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Wanted and existing replicas of a Deployment."""
+    """Wanted and existing replicas of a Deployment. `resource_version`: the server's version of what was read."""
 
     name: str
     num_wanted: int

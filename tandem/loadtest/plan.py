@@ -12,7 +12,16 @@ Mode = Literal["closed", "open", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrival process: replay of a trace if there is one, else open loop if there is a rate, else closed loop."""
+    """Arrival process: replay of a trace if there is one, else open loop if there is a rate, else closed loop.
+
+    Closed: `concurrency` clients wait `think_time_s` on average after an answer, and for a refusal's `Retry-After` if
+    `honour_retry_after`. Open: `rate_per_s` conversations begin each second, spread by `process`.
+
+    Args:
+        burstiness: of a bursty process: standard deviation of the times between arrivals, over their mean.
+        time_scale: factor for the times of a trace.
+        length_scale: factor for the token counts of a trace.
+    """
 
     concurrency: int = 8
     think_time_s: float = 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tandem.loadtest.failure import MALFORMED, ExchangeError
 
-MAX_EVENT_BYTES = 16 << 20
+MAX_EVENT_BYTES = 16 << 20  # of one event
 _BLANK = b"\n\n"
 
 

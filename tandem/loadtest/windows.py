@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tandem.loadtest.outcome import RequestOutcome
 from tandem.workload.slo import Percentiles, percentiles
 
-MAX_WINDOWS = 2000
+MAX_WINDOWS = 2000  # of one test; windows of longer tests are wider
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBounds:
-    """Limits of one pool's replicas, and the accelerators of each replica."""
+    """Limits of one pool's replicas, both inclusive, and the accelerators of each replica."""
 
     least: int
     most: int
@@ -68,7 +68,9 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits of what may be applied. `max_accelerators`: of both pools together; None = no limit."""
+    """Limits of what may be applied. `max_step_up`, `max_step_down`: replicas by which one plan may change a pool;
+    `max_accelerators`: of both pools together; None = no limit.
+    """
 
     pools: Mapping[Pool, PoolBounds]
     max_step_up: int

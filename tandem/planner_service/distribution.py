@@ -15,7 +15,11 @@ from tandem.core.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`counts[i]` measurements were at most `bounds[i]`; the last bound is infinite."""
+    """`counts[i]` measurements were at most `bounds[i]`; the last bound is infinite. `total`: sum of all measurements.
+
+    Raises:
+        InvalidRequestError: bounds or counts decrease, or the last bound is finite.
+    """
 
     bounds: tuple[float, ...] = ()
     counts: tuple[float, ...] = ()

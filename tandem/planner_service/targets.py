@@ -44,7 +44,7 @@ class ScaleTargets(Protocol):
         ...
 
     async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
-        """Sets the number of replicas, unless it was changed since `seen`."""
+        """Sets the number of replicas. Raises if it was changed since `seen`."""
         ...
 
 

@@ -12,7 +12,7 @@ from tandem.planner_service.distribution import Distribution
 from tandem.planner_service.gateway_counts import GatewayCounts
 from tandem.planning.observation import Traffic
 
-FORGET_S = 900.0
+FORGET_S = 900.0  # without an answer, after which a gateway counts as new
 _CLOCK_TOLERANCE_S = 2.0
 
 

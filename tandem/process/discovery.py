@@ -16,8 +16,8 @@ from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import Registration, WorkerAddress, WorkerRecord
 
-TTL_S = 3.0
-ANNOUNCE_INTERVAL_S = 1.0
+TTL_S = 3.0  # for which an announcement counts
+ANNOUNCE_INTERVAL_S = 1.0  # between two announcements of a worker
 MAX_WORKERS = 16_384  # in one registry
 _SQUARE_S = 1e-4  # mean interval between two reads of the list, divided by the square of the number of workers
 _MAX_CHARACTERS = 512  # of a text in a record

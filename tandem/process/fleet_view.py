@@ -28,7 +28,9 @@ READY, DRAINING = "ready", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Inputs of a chain of block hashes other than tokens and scope, and the fingerprints of the pools that use it."""
+    """Inputs of a chain of block hashes other than tokens and scope. `block_size`: tokens of a block; `pools`: the KV
+    fingerprints of the workers that use the chain.
+    """
 
     model_fingerprint: str
     block_size: int

@@ -47,8 +47,8 @@ class Supervised:
     """Keeps the process of one spec running.
 
     Args:
-        output: called with the process's name and each line that it writes.
-        report: called with messages about what happened to it.
+        output: called in the event loop with the process's name and each line that it writes; must not block.
+        report: called in the event loop with messages about what happened to it.
     """
 
     def __init__(self, spec: ProcessSpec, policy: RestartPolicy, output: Output, report: Callable[[str], None]) -> None:

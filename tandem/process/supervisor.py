@@ -20,8 +20,8 @@ class Supervisor:
 
     Args:
         specs: started in this order, without waiting for each other.
-        output: called with a process's name and each line that it writes.
-        report: called with a line about what happened to a process.
+        output: called in the event loop with a process's name and each line that it writes; must not block.
+        report: called in the event loop with a line about what happened to a process.
     """
 
     def __init__(

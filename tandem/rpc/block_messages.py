@@ -11,8 +11,8 @@ class BlockReport:
     """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`.
 
     Args:
-        epoch: grows with every incarnation of the worker.
-        sequence: number of this report.
+        epoch: of the worker's process; larger after each restart.
+        sequence: number of this report; it is applied if it is one more than that of the last one applied.
     """
 
     worker_id: str
@@ -26,7 +26,7 @@ class BlockSnapshot:
     """All blocks that a worker has: the arguments of `RouterHandler.replace`.
 
     Args:
-        epoch: grows with every incarnation of the worker.
+        epoch: of the worker's process; larger after each restart.
         sequence: number of the report after which these blocks are stored.
     """
 

@@ -3,10 +3,10 @@
 While a call runs, a peer that disappeared silently is noticed within `KEEPALIVE_S + KEEPALIVE_TIMEOUT_S`.
 """
 
-MAX_MESSAGE_BYTES = 64 << 20
-MAX_METADATA_BYTES = 32 << 10
+MAX_MESSAGE_BYTES = 64 << 20  # of one message, sent or received
+MAX_METADATA_BYTES = 32 << 10  # of a call's headers
 KEEPALIVE_S = 10.0  # between two pings of a connection on which calls run
-KEEPALIVE_TIMEOUT_S = 5.0
+KEEPALIVE_TIMEOUT_S = 5.0  # for the answer to a ping; then the connection counts as broken
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 2.0

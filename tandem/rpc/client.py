@@ -48,8 +48,8 @@ from tandem.rpc.shared_stream import SharedStream, short_form
 
 AnyCall = TypeVar("AnyCall", GenerateCall, PrefillCall)
 AnyUpdate = TypeVar("AnyUpdate")
-DEFAULT_TIMEOUT_S = 5.0
-DEFAULT_MAX_CLIENTS = 1024
+DEFAULT_TIMEOUT_S = 5.0  # of calls with one answer
+DEFAULT_MAX_CLIENTS = 1024  # of a pool; each has a connection
 
 
 def _connect(
@@ -89,6 +89,7 @@ class WorkerClient(_Client):
     Args:
         credentials: of this process.
         advertised: the address that the worker must state as its own; None = any.
+        metadata_source: called at the start of each call for further headers, such as its trace.
         prompts: prompts sent before, so that only new tokens are sent; None = every prompt is sent whole.
     """
 

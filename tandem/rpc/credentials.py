@@ -32,13 +32,15 @@ ROUTER_ROLES = frozenset({ProcessRole.ROUTER})
 
 
 def certified_role(role: str) -> CertifiedRole:
-    """The certificate role that a process of this role needs."""
+    """The certificate role that a process of this role needs. Raises ValueError for a name that is no role."""
     return CertifiedRole.WORKER if role in WORKER_ROLES else CertifiedRole(role)
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Identity that a process claims in a handshake. `address`: at which others call it; "" = it is not called."""
+    """Identity that a process claims in a handshake. `address`: at which others call it; "" = it is not called.
+    `incarnation`: id of this run of the process.
+    """
 
     role: str
     address: str
@@ -51,10 +53,11 @@ class Credentials:
 
     Args:
         secret: of the cluster.
-        incarnation: changes with every start of the process.
+        address: at which others call it, host:port; "" = it is not called.
+        incarnation: random id of this run of the process.
         tls: its certificate; None = calls are plain text.
         is_insecure: whether plain text may leave this machine.
-        spoken: the oldest and the newest protocol that it speaks.
+        spoken: the oldest and the newest version of the protocol that it speaks.
     """
 
     secret: bytes = field(repr=False)

@@ -13,5 +13,5 @@ class Deadline:
         self._ends_at_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
     def left_s(self) -> float | None:
-        """Seconds left; None = no deadline."""
+        """Seconds left, 0 once it has passed; None = no deadline."""
         return None if self._ends_at_s is None else max(0.0, self._ends_at_s - asyncio.get_running_loop().time())

@@ -25,7 +25,7 @@ class CallContext(Protocol):
 
 
 def open_channel(address: str, material: Material | None, role: CertifiedRole) -> grpc.aio.Channel:
-    """Opens a channel to a process of that role. `material` None: plain text."""
+    """Opens a channel to a process of that role; gRPC connects later. `material` None: plain text."""
     if material is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
@@ -49,7 +49,7 @@ def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
 
 
 def check_caller(context: CallContext, role: str, credentials: Credentials) -> None:
-    """Compares the role that a caller claims with its certificate.
+    """Compares the role that a caller claims with its certificate; accepts every role where calls are plain text.
 
     Raises:
         UntrustedPeerError: they differ, or the certificate is of another deployment.

@@ -58,7 +58,8 @@ class Form(Generic[T]):
 
 
 class Names(Generic[T, W]):
-    """Conversion of an enum: our name for each number on the wire.
+    """Conversion of an enum: our name for each number on the wire. Unknown names and numbers raise
+    `InvalidRequestError`.
 
     Args:
         newer: name for a number that only a newer release can have sent; None: such numbers are refused like any
@@ -124,7 +125,7 @@ def token_ids(field: str, values: Iterable[int]) -> tuple[int, ...]:
 
 
 def pack_token_ids(ids: Sequence[int]) -> bytes:
-    """Packs a long list of token ids, `TOKEN_BYTES` each."""
+    """Packs a long list of token ids, `TOKEN_BYTES` each, little-endian."""
     data = packed(ids)
     if sys.byteorder == "big":
         data = data[:]
@@ -133,7 +134,7 @@ def pack_token_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(field: str, data: bytes) -> "array[int]":
-    """Inverse of `pack_token_ids`."""
+    """Inverse of `pack_token_ids`; an array of unsigned 32-bit ids. Raises `InvalidRequestError` naming the field."""
     if len(data) % TOKEN_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {TOKEN_BYTES}")
     ids = array("I", data)
@@ -145,13 +146,13 @@ def unpack_token_ids(field: str, data: bytes) -> "array[int]":
 
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
-    """Concatenates block hashes."""
+    """Concatenates block hashes of `HASH_BYTES` each."""
     check_hashes(hashes)
     return b"".join(hashes)
 
 
 def unpack_hashes(field: str, data: bytes) -> tuple[bytes, ...]:
-    """Inverse of `pack_hashes`."""
+    """Inverse of `pack_hashes`. Raises `InvalidRequestError` naming the field."""
     if len(data) % HASH_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each block hash takes {HASH_BYTES}")
     return tuple(data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES))

@@ -1,8 +1,10 @@
 """gRPC connection of a client to one process: sends calls, reads answers, and translates failures.
 
-Every failure is raised as an error of `core.errors`. A stream that is closed or cancelled here ends at the other side
-at once. No call is sent before the server has proved its identity; every call proves its sender's. Invariant: no call
-begins on a connection that left a call unanswered, or that was opened with certificates that have been replaced since.
+A connection lasts as long as its client. It replaces its channel (gRPC's object for an address) when needed. A channel
+has one session: identities and keys agreed in a handshake. Failures are raised as errors of `core.errors`. A stream
+that is closed or cancelled here ends at the other side at once. No call is sent before the server has proved its
+identity; every call proves its sender's. Invariant: no call begins on a channel whose certificates were replaced, or on
+which a call has timed out although it was connected.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from tandem.rpc.session import Expected
 from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
-FORMER_CERTIFICATES_S = 300.0  # for which calls may go on over a channel with former certificates
+FORMER_CERTIFICATES_S = 300.0  # for which running calls may go on after the certificates of their channel are replaced
 CHECK_INTERVAL_S = 5.0  # between two checks for new certificates while a call runs
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -33,8 +35,10 @@ class GrpcConnection:
     """Calls the methods of one address; connects when first used and reconnects when needed.
 
     Calls on a replaced channel continue on it; on a channel with former certificates for at most
-    `FORMER_CERTIFICATES_S`. A call may name the `incarnation` of the process that it is meant for; nothing is sent to
-    another one.
+    `FORMER_CERTIFICATES_S`. A call meant for one run of the process names its `incarnation`, the random id of that run
+    ("" = any): a restarted process lacks the state that the call refers to, so AnotherIncarnationError is raised.
+    `timeout_s` of a call: from its start, handshake included, to its last answer, also of a stream; None = no limit.
+    After it, WorkerLostError is raised.
 
     Args:
         address: host:port.
@@ -126,7 +130,9 @@ class GrpcConnection:
 
     @property
     def own_metadata(self) -> Metadata:
-        """Further headers of the next call, such as its trace, in addition to those that every call has."""
+        """Headers from `metadata_source` for a call that starts now; empty without one. Shared streams send them with
+        each request.
+        """
         return () if self._metadata_source is None else tuple(self._metadata_source())
 
     @contextmanager

@@ -1,7 +1,8 @@
 """Interfaces of the methods that workers and routers offer over gRPC; `server` exposes an implementation to clients.
 
 Methods raise errors of `core.errors`; the caller gets the same class with the same message. A caller that goes away or
-whose deadline passes cancels the method (asyncio.CancelledError).
+whose deadline passes cancels the method (asyncio.CancelledError). A lease is the promise of the worker that has some
+blocks to a reader, another worker: until it is released or not renewed in time, these blocks keep their contents.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -58,7 +59,9 @@ class WorkerHandler(Protocol):
         ...
 
     def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
-        """Computes a prompt and leases its blocks; both end if the caller leaves. Raises as `generate`."""
+        """Computes a prompt and leases its blocks to the caller, part by part; both end if the caller leaves. Raises as
+        `generate`.
+        """
         ...
 
     async def greet(self, greeting: Greeting) -> Greeting:
@@ -70,7 +73,7 @@ class WorkerHandler(Protocol):
         ...
 
     async def lease(self, call: LeaseCall) -> LeaseUpdate:
-        """Leases the cached blocks of a chain of hashes; `num_tokens` is 0 if there are none."""
+        """Leases the cached blocks of the longest prefix of a chain of hashes; `num_tokens` is 0 if there are none."""
         ...
 
     async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
@@ -120,7 +123,9 @@ class RouterHandler(Protocol):
         ...
 
     async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
-        """Registers a worker; it calls every second. Returns all registered workers, or nothing if not requested."""
+        """Registers a worker, which calls this every second. Returns all registered workers; none if
+        `without_records`.
+        """
         ...
 
     async def unregister(self, worker: "WorkerRecord") -> None:

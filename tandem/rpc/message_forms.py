@@ -35,7 +35,7 @@ from tandem.rpc.prompt_messages import NamedPrompt
 from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
-MAX_DECISIONS = 4096
+MAX_DECISIONS = 4096  # that one call may ask for
 _MIN_INTERVAL_S = 0.001
 _MAX_INTERVAL_S = 3600.0
 _ASSUMED_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual

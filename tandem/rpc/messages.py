@@ -25,8 +25,8 @@ from tandem.rpc.rank_messages import RankReport
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Address and identity of a worker. `incarnation` changes with every start of its process: a call meant for another
-    one is refused with `WorkerLostError`; "" = any.
+    """Address (host:port) and identity of a worker. `incarnation`: random id of one run of its process; a call meant
+    for another one is refused with `AnotherIncarnationError`; "" = any.
     """
 
     worker_id: str
@@ -47,11 +47,13 @@ class PairCall:
             `array`, as on the wire: it is hashed, not inspected.
         num_expected_output: expected number of tokens still to be generated.
         scope: requests of the same scope share cached state.
+        session_id: the client's id of its conversation, by which its requests are routed alike; None = not given.
+        max_ttft_ms, max_tpot_ms: wanted time to the first token, and for each later one; None = no target.
         excluded: ids of workers that just failed this request.
         local_prefill: the decode worker must compute the prompt itself.
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
-        told: the prompt's name; handlers get the whole without it.
+        told: name under which the router stores the prompt for later calls; removed before handlers get the call.
         place: where it waits for room, and for how long; None = it came now and asks once.
     """
 
@@ -99,9 +101,7 @@ class PairingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Identity and usage of a process, for operators. `incarnation` differs for every start; `usage` None: not
-    measured.
-    """
+    """Identity and usage of a process, for operators. `incarnation`: id of its run; `usage` None: not measured."""
 
     pid: int
     incarnation: str
@@ -176,9 +176,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Announcement of a worker to a router, where there is no Redis. `without_records`: it does not request the other
-    workers.
-    """
+    """Announcement of a worker to a router, without Redis. `without_records`: it does not request the other workers."""
 
     record: WorkerRecord
     without_records: bool = False
@@ -223,10 +221,10 @@ class WorkerStatus:
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
         lifecycle: starting, ready, recovering, draining or stopped.
-        epoch: grows with every incarnation.
+        epoch: of its process; larger after each restart.
         blocks: by state: free, cached, used, leased, transferring, pinned; they add up to the pool.
         model: what it serves.
-        samples: measured since the last report to this receiver.
+        prefill_samples, step_samples: measured since the last report to this receiver.
         unreachable: ids of workers that this one cannot read from now.
         usage: of its process; None = it does not measure it.
         drafts: None = it does not count them.
@@ -261,10 +259,10 @@ class ComputeCall:
         prompt_token_ids: at least one.
         output_token_ids: tokens generated before by a lost worker; generation continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
-        scope: as in `PairCall`.
-        prefill, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
+        scope, prefill, fetch_from, num_fetch_blocks: as in `PairCall` and `PairingAnswer`.
+        priority: lower is more urgent.
         pins: prefixes of the prompt to keep cached; the last update says what was granted (`RequestMetrics.pins`).
-        told: as in `PairCall`.
+        told: name under which the worker stores the prompt; removed before handlers get the call.
     """
 
     request_id: str
@@ -282,8 +280,8 @@ class ComputeCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(ComputeCall):
-    """Asks a decode worker to serve a request to its end. `decode`: the worker it is meant for; `spares`: as in
-    `PairingAnswer`.
+    """Asks a decode worker to serve a request to its end. `decode`: the worker it is meant for; `spares`: prefill
+    workers to try when the first fails, best first.
     """
 
     decode: WorkerAddress | None = None
@@ -303,9 +301,10 @@ class GenerateUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseUpdate:
-    """Reports that more blocks are readable under a lease: their KV reaches to token `num_tokens`.
+    """Reports that more blocks are readable under a lease: the sender's promise to keep their contents until it ends.
 
     Args:
+        num_tokens: of the prompt, from its beginning, whose state the lease covers so far.
         groups: what is new, one range a KV group.
         is_last: no more will come.
         ttl_s: the lease ends this long after its last renewal.
@@ -354,8 +353,9 @@ class Greeting:
 
     Args:
         compatibility: properties that must be equal for blocks to be interchangeable, by name.
-        site: `transport.choose.Site.to_fields()`.
-        cards: by transport name, sealed.
+        epoch: of the sender's process; larger after each restart.
+        site: where the sender runs and what it can do, by which a transport is chosen (`transport.choose.Site`).
+        cards: by transport name: layout and addresses of the sender's blocks, with a MAC (`transport.card.seal`).
         num_blocks: of its pool, the null block included.
     """
 
@@ -370,7 +370,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCall:
-    """Asks for a lease of the blocks of the longest cached prefix of this chain of hashes."""
+    """Asks for a lease of the blocks of the longest cached prefix of a chain of hashes; the reader chooses its id."""
 
     reader: WorkerAddress
     lease_id: str

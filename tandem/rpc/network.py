@@ -14,11 +14,13 @@ from tandem.rpc.session import Expected
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-MetadataSource = Callable[[], Sequence[tuple[str, str]]]
+MetadataSource = Callable[[], Sequence[tuple[str, str]]]  # called at the start of each call; returns its headers
 
 
 class RpcConnection(Protocol):
-    """A connection to one address, as implemented by `grpc_connection.GrpcConnection`."""
+    """A connection to one address; methods as of `grpc_connection.GrpcConnection`. `num_calls`: running ones, without
+    those of `bidirectional`. `channel_number`: changes when later calls go over another transport connection.
+    """
 
     address: str
     num_calls: int
@@ -43,7 +45,9 @@ class RpcConnection(Protocol):
 
 
 class MethodTable(Protocol):
-    """Registry of a service's methods, each with the function that answers its calls."""
+    """Registry of a service's methods, each with the function that answers its calls: with one answer, a stream of
+    answers, or streams both ways.
+    """
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None: ...
 
@@ -53,7 +57,9 @@ class MethodTable(Protocol):
 
 
 class RpcServer(Protocol):
-    """A running server. `port`: the one it listens at, also if it was asked for port 0."""
+    """A running server. `port`: the one it listens at, also if it was asked for port 0; `address`: host:port at which
+    others call it.
+    """
 
     port: int
     address: str
@@ -69,7 +75,7 @@ class Network(Protocol):
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
     ) -> RpcConnection:
-        """Opens a connection to the process at `address`; see `RpcConnection`."""
+        """Returns at once a connection to the process at `address` (host:port), which connects when first used."""
         ...
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
@@ -81,4 +87,4 @@ class Network(Protocol):
         ...
 
 
-current_network: ContextVar[Network | None] = ContextVar("current_network", default=None)
+current_network: ContextVar[Network | None] = ContextVar("current_network", default=None)  # None = gRPC

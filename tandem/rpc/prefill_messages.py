@@ -15,8 +15,8 @@ class ChosenToken:
 
 @dataclass(frozen=True, slots=True)
 class LeasedDraftState:
-    """The drafter's state for a request: `num_bytes` in pages under the prefill's lease. `first`, `num_rows`: see
-    `DraftState`.
+    """The drafter's state for a request: `num_bytes` in pages under the prefill's lease, as `num_rows` rows, one a
+    position, from position `first` on.
     """
 
     first: int

@@ -40,13 +40,19 @@ class Transcript:
 
 
 def client_proof(key: bytes, party: Party, nonce: bytes, protocols: tuple[int, int], expected: str) -> bytes:
-    """MAC of the message with which a client opens a session. `protocols`: oldest and newest version that it speaks."""
+    """MAC of the message with which a client opens a session.
+
+    Args:
+        key: made from the cluster's secret for `HANDSHAKE_PURPOSE`.
+        protocols: oldest and newest version that it speaks.
+        expected: incarnation that the server must have; "" = any.
+    """
     oldest, newest = map(_number, protocols)
     return _mac(key, b"client", *_words(party), nonce, oldest, newest, _text(expected))
 
 
 def server_proof(key: bytes, transcript: Transcript) -> bytes:
-    """MAC of the server's answer."""
+    """MAC of the server's answer, with the same key as `client_proof`."""
     return _mac(key, b"server", *transcript.fields())
 
 

@@ -9,12 +9,17 @@ from tandem.core.expert_rows import ExpertRows
 class RankReport:
     """The ranks among which a worker's model is divided.
 
-    pids: process id of each rank; the first is the worker's own. num_epochs: how often the group was formed. experts:
-    totals computed by the experts of each rank of the last stage or context; None = the model has no experts, or the
-    sender does not count. stages: stage of layers of each rank, from 0; () = all have parts of all layers. contexts:
-    part of the prompts of each rank, from 0; () = all have all tokens. hosts: host of each rank; () = all are on the
-    worker's own, or the sender does not report them. silent_s: seconds since each rank last showed that it runs; () =
-    the sender does not report it.
+    Each tuple has one entry a rank, by rank.
+
+    Args:
+        pids: process ids; the first is the worker's own.
+        num_epochs: how often the group of processes was formed, the first time included.
+        experts: totals computed by the experts of the ranks of the last stage or context; None = the model has no
+            experts, or the sender does not count.
+        stages: stage (consecutive layers) of each rank, from 0; () = all have parts of all layers.
+        contexts: part of each prompt that a rank has, from 0; () = all have all tokens.
+        hosts: machine of each rank; () = all are on the worker's own, or the sender does not report them.
+        silent_s: seconds since each rank last showed that it runs; () = the sender does not report it.
     """
 
     pids: tuple[int, ...]

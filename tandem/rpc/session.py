@@ -1,6 +1,7 @@
 """Client side of a session: opens it, refuses a server that is not the expected one, and signs calls.
 
-A session is what a handshake agrees on: proven identities of both sides and a key for the calls' proofs.
+A session is what a handshake agrees on: proven identities of both sides and a key for the calls' proofs. It ends with
+the connection it was opened on, or when the server drops it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from tandem.rpc.session_messages import OpenAnswer, OpenCall
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Requirements of a client on a server. `advertised`: the address that it must state as its own; None = any."""
+    """Requirements of a client on a server: one of `roles`, and the address that it must state as its own
+    (`advertised`; None = any).
+    """
 
     roles: frozenset[str]
     advertised: str | None = None

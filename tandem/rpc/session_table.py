@@ -20,13 +20,13 @@ from tandem.rpc.session import check_incarnation
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 from tandem.rpc.status import SESSION_KEY, UNKNOWN_SESSION, Metadata
 
-MAX_SESSIONS = 1 << 16
+MAX_SESSIONS = 1 << 16  # used ones
 MAX_UNUSED = 1 << 14  # NOTE: as many workers may connect to a router that was started again at once
 _MAX_NUMBER_DIGITS = 18
 
 
 class NotAdmittedError(Exception):
-    """A call refused before it reaches its handler."""
+    """A call or handshake refused before it reaches its handler, with gRPC's status and trailing metadata."""
 
     def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
         super().__init__(words)

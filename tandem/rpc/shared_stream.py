@@ -21,9 +21,9 @@ from tandem.rpc.network import RpcConnection
 from tandem.rpc.serve_messages import CallStatus, Credit, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_status
 
-CREDIT_TOKENS = 1024
+CREDIT_TOKENS = 1024  # of one request that the worker may send ahead of its reader
 MAX_STARTS = 64  # in one message
-MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
+MAX_CALL_BYTES = 256 << 10  # of an encoded request; 64 of them are a quarter of the longest message
 
 
 def short_form(call: GenerateCall) -> bytes | None:

@@ -20,7 +20,7 @@ from tandem.core.errors import ConfigurationError
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-request_id_var: ContextVar[str | None] = ContextVar("request_id", default=None)
+request_id_var: ContextVar[str | None] = ContextVar("request_id", default=None)  # of this task; None = no request
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}

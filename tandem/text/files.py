@@ -1,6 +1,8 @@
-"""Reads the JSON files of a checkpoint's tokenizer. Invariant: files too large, damaged or misshapen are refused.
+"""Reads the JSON files of a checkpoint's tokenizer.
 
-Only their shape is interpreted here: an object, its strings, and the special tokens it names.
+Invariant: a file that is too large, unreadable, damaged or misshapen raises CorruptCheckpointError; so does a missing
+one, except where it is optional. Only the files' shape is interpreted here: an object, its strings, and the special
+tokens it names.
 """
 
 import json
@@ -10,8 +12,8 @@ from typing import Any
 
 from tandem.core.errors import CorruptCheckpointError
 
-MAX_TOKENIZER_BYTES = 256 * 2**20
-MAX_CONFIG_BYTES = 32 * 2**20
+MAX_TOKENIZER_BYTES = 256 * 2**20  # of tokenizer.json
+MAX_CONFIG_BYTES = 32 * 2**20  # of each other file
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 JsonObject = dict[str, Any]
@@ -21,7 +23,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     """Reads a file as UTF-8 text.
 
     Raises:
-        CorruptCheckpointError: it is unreadable, larger than `max_bytes` or not UTF-8.
+        CorruptCheckpointError: it is missing, unreadable, larger than `max_bytes` or not UTF-8.
     """
     try:
         size_bytes = path.stat().st_size
@@ -35,7 +37,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def parse_object(text: str, path: Path) -> JsonObject:
-    """Parses `text` of the file `path` as a JSON object; raises CorruptCheckpointError."""
+    """Parses `text` of the file `path`. Raises CorruptCheckpointError naming it if that is no JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -46,7 +48,7 @@ def parse_object(text: str, path: Path) -> JsonObject:
 
 
 def read_optional_object(path: Path) -> JsonObject:
-    """The JSON object in `path`, or an empty one where there is no such file."""
+    """The JSON object in `path`, or an empty one where there is no such file; at most `MAX_CONFIG_BYTES` long."""
     if not path.exists():
         return {}
     value = parse_object(read_text(path, MAX_CONFIG_BYTES), path)

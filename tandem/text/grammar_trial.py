@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-CPU_S = 1.0
-MEMORY_BYTES = 2 << 30
+CPU_S = 1.0  # processor time for one grammar
+MEMORY_BYTES = 2 << 30  # address space of the subprocess
 _STACK_BYTES = 4 << 20  # less than a thread has elsewhere, so that what passes here has room there
 
 

@@ -15,8 +15,8 @@ from tandem.core.errors import InvalidRequestError
 from tandem.text.grammar_sandbox import GrammarSandbox
 from tandem.text.tokenizer import Tokenizer
 
-MAX_CACHED = 256
-MAX_CACHED_CHARACTERS = 2**21  # NOTE: what they are compiled to takes 30 to 80 times as much memory
+MAX_CACHED = 256  # grammars, and errors of those that do not compile
+MAX_CACHED_CHARACTERS = 2**21  # of all their texts; what they are compiled to takes 30 to 80 times as much memory
 _MAX_MESSAGE_CHARACTERS = 400
 _NO_TOKEN = "no token of this model can come next"
 _REMEDIES = {
@@ -123,7 +123,7 @@ class Grammars:
             return GrammarMatcher(prototype.deep_copy())
 
     def fill_masks(self, matchers: Sequence[tuple[GrammarMatcher, int]], address: int, num_rows: int) -> None:
-        """Writes masks of allowed tokens into memory: each matcher's into the row given with it.
+        """Writes masks of allowed tokens into CPU memory: each matcher's into the row given with it.
 
         There are `num_rows` rows of `mask_bytes` bytes, which begin at `address`. The row of a matcher that has an
         `error` afterwards is invalid.

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tandem.tls.files import CA, CERTIFICATE, KEY
 from tandem.tls.identity import CertifiedRole, dns_name
 
-VALID_FOR = timedelta(days=365)
+VALID_FOR = timedelta(days=365)  # default lifetime of a certificate and of its authority
 _CLOCK_SKEW = timedelta(minutes=5)
 
 

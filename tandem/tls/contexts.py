@@ -21,7 +21,7 @@ def server_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
 
 
 def client_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
-    """Context of a client; checks the server's name. Raises as `server_context`."""
+    """Context of a client; checks the server's name. Raises `ssl.SSLError` or OSError for unusable files."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca)
 
 

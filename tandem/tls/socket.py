@@ -16,7 +16,7 @@ class EncryptedSocket(ssl.SSLSocket):
     _send_s: float | None = None
 
     def wait_at_most(self, *, receive_s: float, send_s: float) -> None:
-        """Sets the timeout of one wait for the other side; 0 = none."""
+        """Sets the timeouts of one wait for bytes and of one `sendall`; 0 = no timeout."""
         self._receive_s, self._send_s = receive_s or None, send_s or None
 
     def fill(self, views: Iterable[memoryview]) -> int:

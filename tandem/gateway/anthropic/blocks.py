@@ -13,8 +13,8 @@ from tandem.gateway.anthropic.fields import refuse_unknown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_tool_name
 
-MAX_BLOCKS = 4096
-MAX_ID_CHARACTERS = 256
+MAX_BLOCKS = 4096  # of one message
+MAX_ID_CHARACTERS = 256  # of a tool call's id
 _ERROR = "Error: "  # before the result of a tool that failed
 
 

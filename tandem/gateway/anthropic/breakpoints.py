@@ -53,7 +53,9 @@ class BreakpointList:
         self._points.append(point)
 
     def add_last(self, point: Breakpoint) -> None:
-        """Adds the breakpoint of the request's own `cache_control`, at the end; does nothing if the same one exists."""
+        """Adds the breakpoint of the request's own `cache_control`, at the end; does nothing if the same one exists.
+        Raises RequestError as `add`, or if one with another lifetime is at that place.
+        """
         same = [known for known in self._points if replace(known, ttl_s=point.ttl_s) == point]
         if not same:
             self.add(point, "cache_control")

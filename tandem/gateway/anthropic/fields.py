@@ -1,7 +1,8 @@
 """Fields of Anthropic's request bodies, and a list of fields that are safe to ignore.
 
 Invariant: a field that would change the answer is honoured or refused by name, never ignored. Fields that are ignored
-only identify, bill, diagnose or speed up a request.
+only identify, bill, diagnose or speed up a request. All fields of the classes are Anthropic's, except `seed` and
+`speculate`, which are Tandem's own.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, parse_body
 
-# Accepted whatever they hold.
+# Names of further fields that are accepted with any value of bounded size, and ignored.
 HARMLESS = frozenset(
     {
         "metadata",
@@ -28,7 +29,7 @@ HARMLESS = frozenset(
         "workspace_id",
     }
 )
-# Accepted with these values, which ask for nothing.
+# By name of a further field: the values with which it is accepted, beside null, because they ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbacks": ([],)}
 
 

@@ -102,7 +102,8 @@ class TurnWriter:
         """Writes all turns. Raises RequestError if calls and results do not match.
 
         Args:
-            num_thinking_turns: `read_thinking_turns`.
+            num_thinking_turns: number of latest turns whose thinking is shown again; None = all, 0 = only the turn
+                still being answered.
             num_unread: messages after the first turn that are not read.
         """
         kept = _turns_with_thinking(turns, num_thinking_turns)

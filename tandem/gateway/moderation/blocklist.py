@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.core.errors import ConfigurationError
 from tandem.gateway.moderation.base import ModerationVerdict
 
-MAX_TERMS = 10_000
+MAX_TERMS = 10_000  # in one file
 MAX_TERM_CHARACTERS = 200
 MAX_SPACES = 8  # characters of white space that one space of a term matches
 _LONG = 2000  # characters, which take a millisecond; longer texts are searched in a thread

@@ -10,7 +10,7 @@ from tandem.core.errors import ConfigurationError, UnavailableError, shown, with
 from tandem.gateway.moderation.base import ModerationVerdict
 
 _logger = logging.getLogger(__name__)
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # for connecting, and for each read of the answer; then UnavailableError
 
 
 class ModerationEndpoint:

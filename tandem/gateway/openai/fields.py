@@ -18,7 +18,7 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, at_most, parse_body
 
-# Accepted whatever they hold.
+# Names of further fields that are accepted with any value of bounded size, and ignored.
 HARMLESS = frozenset(
     {
         "user",
@@ -31,7 +31,7 @@ HARMLESS = frozenset(
         "request_id",
     }
 )
-# Accepted with these values, which ask for nothing.
+# By name of a further field: the values with which it is accepted, beside null, because they ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "functions": ([],),

@@ -9,8 +9,8 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_num_tools, check_schema
 from tandem.gateway.tools_check import check_tools
 
-MAX_FORMAT_CHARACTERS = 64 * 1024
-MAX_TEXTS_TO_CHOOSE = 1024
+MAX_FORMAT_CHARACTERS = 64 * 1024  # of a regex or grammar, or of all texts of a choice
+MAX_TEXTS_TO_CHOOSE = 1024  # of one choice
 _HARMLESS_VALUES: tuple[Any, ...] = (None, False, ["direct"])  # ask for nothing, under whatever name
 _SAYS_WHAT = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
 _FORMAT_FIELDS = {"text": ("type",), "json_object": ("type", "schema"), "json_schema": ("type", "json_schema")}

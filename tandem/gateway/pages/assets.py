@@ -31,7 +31,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """All files by name. `digest`: a hash of their contents."""
+    """All files by name, without folder. `digest`: a hash of their contents, as 16 hexadecimal digits."""
 
     digest: str
     by_name: Mapping[str, Asset]

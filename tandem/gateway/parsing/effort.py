@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from tandem.gateway.conversation import Effort
 
-# NOTE: None = as many as the answer may have tokens.
+# Thinking tokens of one answer; None = as many as the answer may have tokens.
 BUDGETS: Mapping[Effort, int | None] = MappingProxyType(
     {
         Effort.NONE: 0,

@@ -1,10 +1,10 @@
-"""Searches an answer for markers: fixed texts such as `<tool_call>`, which may arrive in pieces."""
+"""Markers: fixed texts such as `<tool_call>` in an answer, which may arrive in pieces. `source` searches for them."""
 
 import re
 
 
 class Markers:
-    """A set of marker texts. Immutable. `pattern` matches any of them."""
+    """A set of marker texts, none of them empty. Immutable. `pattern` matches any of them."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = texts

@@ -1,8 +1,8 @@
 """Background responses: they are generated without a client that waits, and polled from the store.
 
-Invariant: each one is either running in this process, which then renews its lease in the store, or has ended in the
-store. One that was cancelled or deleted through any gateway stops within `BEAT_S`; one whose gateway stops is stored as
-failed.
+Invariant: each one is either running in this process, which then renews its lease in the store (the time for which it
+counts as running), or has ended in the store. One that was cancelled or deleted through any gateway stops within
+`BEAT_S`; one whose gateway stops is stored as failed.
 """
 
 import asyncio

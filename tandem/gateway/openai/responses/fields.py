@@ -17,7 +17,7 @@ from tandem.gateway.parse import Entries, at_most, parse_body
 
 MAX_METADATA = 16  # entries of `metadata`
 MAX_IDENTIFIER = 256  # characters of an identifier
-# Accepted whatever they hold.
+# Names of further fields that are accepted with any value of bounded size, and ignored.
 HARMLESS = frozenset(
     {
         "prompt_cache_retention",
@@ -29,7 +29,7 @@ HARMLESS = frozenset(
         "request_id",
     }
 )
-# Accepted with these values, which ask for nothing.
+# By name of a further field: the values with which it is accepted, beside null, because they ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "background_options": ({}, {"completion_window": "soonest"}),
