@@ -14,7 +14,8 @@ LOAD_URL ?=
 SEEDS ?= 1000
 # Modules are compiled once, also where the environment says otherwise: every process would compile thousands anew.
 unexport PYTHONDONTWRITEBYTECODE
-# One process more than cores, since tests wait two fifths of their time, but no more than share a small machine's memory.
+# Two processes more than cores, since tests wait two fifths of their time, but at most four, which a small machine's
+# memory can hold.
 SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --maxprocesses 4
 
 .DEFAULT_GOAL := help

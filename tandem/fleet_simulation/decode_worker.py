@@ -1,9 +1,10 @@
 """Decode worker in virtual time: one batch whose step time follows from its size and contexts.
 
 All requests of a batch advance together, so time has a closed form: contexts grow by one token per step, and m steps
-take m * first + growth * m^2 / 2. KV is reserved for a request's whole length on acceptance; that it fits is the
-router's decision. A request waits while `max_running` others run. Only joins, ends and prompts computed here change the
-batch.
+take about m * first + growth * m^2 / 2, where `first` is the time of the first step. A request is accepted (KV is
+reserved for its whole length; whether it fits is not checked, since the router decides it), joins when its prompt's KV
+is here, and is released. It waits while `max_running` others run. Only joins, ends and prompts computed here change
+the batch.
 """
 
 import heapq
@@ -19,7 +20,9 @@ Done = Callable[[SimulatedRequest], None]
 
 
 class DecodeWorker:
-    """Generates the answers of accepted requests. `ended` is called with each request that has all its tokens."""
+    """Generates the answers of accepted requests. `ended` is called with each request that has all its tokens; it calls
+    `release`.
+    """
 
     def __init__(self, events: EventQueue, speed: Speed, num_blocks: int, max_running: int, ended: Done) -> None:
         self.num_blocks = num_blocks
@@ -58,19 +61,25 @@ class DecodeWorker:
         return self._context
 
     def accept(self, request: SimulatedRequest, awaits_kv: bool) -> None:
-        """Reserve KV for a request that joins later."""
+        """Reserve KV for a request that joins later. `awaits_kv`: another worker computes its prompt, so it is counted
+        as waiting for KV until then.
+        """
         self.num_accepted += 1
         self.num_awaiting_kv += awaits_kv
         self.num_reserved_blocks += request.num_reserved_blocks
 
     def join(self, request: SimulatedRequest, awaited_kv: bool) -> None:
-        """Start decoding a request whose prompt's KV is present and whose first token exists."""
+        """Start decoding a request whose prompt's KV is present and whose first token exists. `awaited_kv`: the same as
+        `awaits_kv` when it was accepted.
+        """
         self.num_awaiting_kv -= awaited_kv
         self._waiting.append(request)
         self._admit()
 
     def prefill(self, request: SimulatedRequest, prefill_s: float, done: Done) -> None:
-        """Compute a short prompt on this worker; the batch is stalled meanwhile."""
+        """Compute an accepted request's short prompt on this worker; the batch is stalled meanwhile. `done` is called
+        when it is computed, and calls `join`.
+        """
         self._advance()
         self._resume_s = max(self._events.now_s, self._resume_s) + prefill_s
         self._events.at(self._resume_s, lambda: done(request))

@@ -1,5 +1,8 @@
-"""Life cycle of a further host of a worker's ranks: joins the worker, serves until told to stop, and ends when the
-worker has drained.
+"""Life cycle of the process on a further machine of a worker whose ranks are on several (`--hosts`).
+
+It joins the worker's leader, starts ranks here, which compute steps for it, and joins again when that leader has ended
+or is lost. A signal has it ask the leader to drain the whole worker; it ends when that leader has ended, or at once if
+it has joined none.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from tandem.worker.ranks import proof_of
 
 
 def run_rank_host(settings: RankHostSettings) -> int:
-    """Serves until SIGTERM or SIGINT, then until the worker has drained; returns the exit code."""
+    """Serves leaders, one after the other, until SIGTERM or SIGINT, see the module; returns the exit code, 0."""
     configure_logging(settings.log_level, settings.log_format, "rank-host")
     return asyncio.run(_run(settings))
 

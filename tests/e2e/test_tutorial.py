@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.helm import old_helm
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,14 +101,17 @@ class Shell:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The checkout's documents and chart, an empty `build/tutorial`, and a `helm` that is always there."""
+    """The checkout's documents and chart, an empty `build/tutorial`, and a `helm`: a stand-in where there is none."""
     for name in ("docs", "helm", "demo"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "build" / "tutorial").mkdir(parents=True)
     helm = tmp_path / "bin" / "helm"
     helm.parent.mkdir()
-    helm.write_text(HELM)
-    helm.chmod(helm.stat().st_mode | stat.S_IXUSR)
+    if program := old_helm():
+        helm.symlink_to(Path(program).resolve())
+    else:
+        helm.write_text(HELM)
+        helm.chmod(helm.stat().st_mode | stat.S_IXUSR)
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""News of a choice as a worker tells it, for tests of what a gateway makes of it."""
+"""Outputs of a choice as a worker sends them, for tests of the gateway's handling of them."""
 
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import Pin

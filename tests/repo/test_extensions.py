@@ -27,6 +27,52 @@ WITH_OTHER_TENSORS = {  # see tests/contract/test_gguf_served.py
     *("nemotron_h_moe", "granitemoe", "lfm2moe"),
 }
 
+NAMES = {  # by which docs/features.md lists the families
+    "llama": "Llama 2/3.x",
+    "mistral": "Mistral,",
+    "mistral3": "Mistral Small 3",
+    "ministral3": "Ministral 3",
+    "mistral4": "Mistral Small 4",
+    "mixtral": "Mixtral",
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen 2 to 3"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), "Qwen-MoE"),
+    "qwen3_next": "Qwen3-Next",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "Qwen3.5 and 3.6 (dense and with experts"),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma4"), "Gemma 2, 3 and 4"),
+    **dict.fromkeys(("olmo2", "olmo3"), "Olmo 2/3"),
+    "phi3": "Phi 3 to 4",
+    "smollm3": "SmolLM3",
+    **dict.fromkeys(("granite", "granite_moe"), "Granite 3 (with experts too)"),
+    "granite_hybrid": "Granite 4",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2"),
+    "deepseek_v32": "DeepSeek-V3.2",
+    "deepseek_v4": "DeepSeek-V4",
+    "glm4_moe": "GLM 4.5 to 4.7",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "glm_moe_dsa": "GLM-5",
+    "gpt_oss": "gpt-oss",
+    "minimax_m2": "MiniMax-M2",
+    "minimax_m3": "MiniMax-M3",
+    "lfm2": "LFM2,",
+    "lfm2_moe": "LFM2-MoE",
+    "jamba": "Jamba",
+    "kimi_linear": "Kimi-Linear",
+    "mamba2": "Mamba-2",
+    "nemotron_h": "Nemotron-H",
+    "falcon_h1": "Falcon-H1",
+    "moba": "MoBA",
+    "nsa": "NSA",
+}
+
+
+@pytest.mark.parametrize(
+    "family", sorted({entry.module.removesuffix("_conditional") for entry in ARCHITECTURES.values()})
+)
+def test_every_family_is_in_the_document(family: str) -> None:
+    models = (DOCS / "features.md").read_text().partition("\n## Models\n")[2].partition("\n## ")[0]
+    assert family in NAMES, "name the family in docs/features.md, and its name there in NAMES"
+    assert NAMES[family] in models
+
 
 def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
     texts = {entry.module for entry in ARCHITECTURES.values() if not entry.module.endswith("_conditional")}

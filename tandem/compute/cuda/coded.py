@@ -1,6 +1,8 @@
 """Launches the Triton kernels for products with quantised matrices.
 
-The order of a sum depends on the matrix alone; tile sizes and the number of programs depend on the number of tokens.
+A sum over inputs is always cut into the same splits (`halves.SPLIT` inputs), which are added in order, so its bits
+depend on the matrix and the row alone. The number of tokens only decides tile sizes, and whether one program computes
+all splits of an output or a program each.
 """
 
 import importlib
@@ -24,8 +26,8 @@ LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 
 class CodedProducts:
-    """The methods of `Kernels` that multiply by quantised matrices, for those that `halves.refusal` accepts (it returns
-    None).
+    """The methods of the CUDA `Kernels` that multiply by quantised matrices, for matrices of which
+    `cuda.halves.refusal` returns None; others are multiplied by PyTorch.
 
     A matrix that is not packed is packed anew at each call, with the same bits as result.
     """
@@ -34,7 +36,7 @@ class CodedProducts:
         self.tables = Tables()
 
     def pack(self, matrix: CodedMatrix) -> CodedMatrix:
-        """The matrix in the order in which the kernels read it, see `halves`."""
+        """The matrix in the order in which the kernels read it: 4-bit codes of two halves of inputs in a byte."""
         packed = halved(matrix)
         return packed if packed.table is None else replace(packed, table=self.tables.shared(packed.table))
 
@@ -79,7 +81,9 @@ class CodedProducts:
         return out
 
     def splits(self, x: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
-        """Partial sums over splits of the inputs, which the caller must add, [num_splits, num_tokens, out] float32."""
+        """Partial sums over splits of the inputs, for a caller that adds them in order and does more with each sum,
+        [num_splits, num_tokens, out] float32.
+        """
         whole = torch.empty(1, x.shape[0], matrix.shape[0], dtype=torch.float32, device=x.device)
         partials = self._product(x, matrix, whole[0], None)
         return whole if partials is None else partials
@@ -128,7 +132,9 @@ class CodedProducts:
         return partials if is_split else None
 
     def sums(self, x: torch.Tensor, span: int) -> torch.Tensor:
-        """Sums of each `span` consecutive inputs, which share an offset, [num_tokens, spans] float32."""
+        """Sums of each `span` consecutive inputs of a row, by which offsets of quantised weights are multiplied,
+        [num_tokens, spans] float32.
+        """
         num_spans = -(-x.shape[1] // span)
         out = torch.empty(x.shape[0], num_spans, dtype=torch.float32, device=x.device)
         self._kernels.sums_kernel[(x.shape[0], -(-num_spans // SUM_TILE))](

@@ -1,4 +1,8 @@
-"""Rules that decide which weights are quantised: module names in a configuration, and a checkpoint's tensors."""
+"""Rules that decide which weights are quantised: by the modules that a checkpoint's quantisation configuration names,
+or by the tensors that it stores.
+
+A `Choice` is a function that returns None for a weight that is quantised, else the reason why it is not.
+"""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +23,7 @@ _MODEL, _HEAD_MODULE = "model.", HEAD.removesuffix(".weight")
 _PREFIXES = ("language_model.model.", "model.language_model.")  # of a text model inside another, in configurations
 
 NamedModules = Callable[[TensorSpec], bool]
-"""Whether a weight's module is one of those that a configuration names."""
+"""Function that tells whether a weight's module is one of those that a configuration names."""
 
 
 def names_of(weight: TensorSpec, renamed: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
@@ -52,7 +56,9 @@ def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
 
 
 def checked_group(fields: Fields, key: str, size: int) -> int:
-    """Returns `size`. Raises `UnsupportedCheckpointError` if products do not support groups of `size` inputs."""
+    """Returns `size`. Raises `UnsupportedCheckpointError` if the kernels cannot multiply by codes with a scale for each
+    `size` inputs.
+    """
     if size % SUM_BLOCK and (SUM_BLOCK % size or size % _LEAST_GROUP):
         raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {SUM_BLOCK} inputs and its multiples")
     return size
@@ -66,7 +72,7 @@ class ModuleEntry:
     pattern: re.Pattern[str] | None
 
     def is_of(self, names: Collection[str]) -> bool:
-        """Whether it applies to a linear map with these names."""
+        """Whether it names the linear map whose module a configuration may call by any of `names`, see `names_of`."""
         if self.pattern is not None:
             return any(self.pattern.match(name) for name in names)
         return self.text == _LINEAR or self.text in names
@@ -103,8 +109,9 @@ def is_within(weight: TensorSpec, modules: Collection[str]) -> bool:
 
 
 def where_stored(suffixes: Sequence[str], stored: StoredTensors | None, excluded: Choice | None = None) -> Choice:
-    """Chooses weights of which the checkpoint has codes, or a tensor with one of the suffixes (others of them that are
-    missing are then errors). Before a checkpoint is opened: all except head, routers and those that `excluded` refuses.
+    """Chooses the weights of which the checkpoint stores codes, or a tensor with at least one of the suffixes. (Loading
+    raises if such a weight lacks the tensor of another suffix.) Before a checkpoint is opened (`stored` is None): all
+    except head, routers and weights for which `excluded` gives a reason.
     """
 
     def choose(weight: TensorSpec) -> str | None:
@@ -122,7 +129,7 @@ def where_stored(suffixes: Sequence[str], stored: StoredTensors | None, excluded
 
 
 def has_codes(weight: TensorSpec, stored: StoredTensors) -> bool:
-    """Whether the checkpoint's tensor of the weight's own name does not have floats of 16 bits or more."""
+    """Whether the checkpoint has a tensor of the weight's own name whose elements are no floats of 16 or 32 bits."""
     found = stored.get(source_of(weight).tensor)
     return found is not None and str(found.dtype).removeprefix("torch.") not in FLOATS
 

@@ -1,7 +1,8 @@
-"""Specs of the tensors that a quantised weight has in a checkpoint (scales and others): names, parts and dtypes; and
-checks of scales.
+"""Specs of the tensors that describe a quantised weight in a checkpoint (codes, scales, zero points): names, rows and
+dtypes; and checks of scales.
 
-A fused tensor holds several weights, such as those of q, k and v, one after another along the outputs.
+Such a tensor may be fused: it then describes several weights of the model, as those of q, k and v, one after another
+along the outputs, and a spec selects the rows of one weight.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ FLOATS = ("float32", "bfloat16", "float16")  # dtypes of scales that are plain f
 
 
 def source_of(weight: TensorSpec) -> Source:
-    """The part of a checkpoint's tensor that would be the weight if it were not quantised."""
+    """Name and rows that the weight would have in a checkpoint that is not quantised; the tensor need not exist."""
     return weight.source or Source(weight.name)
 
 
@@ -56,15 +57,18 @@ def part_spec(
     """Spec of the weight's tensor with that suffix, restricted to the weight's outputs.
 
     Args:
+        shape: of the weight's rows of it, not of the whole fused tensor.
         dtypes: supported dtypes; the tensor keeps the one in which it is stored.
-        rows: number of outputs that share `words` rows of the tensor.
-        can_share: the first and the last row may also belong to outputs of other weights, see `shared_row_span`.
+        stored: the checkpoint's tensors; None = it is not opened yet.
+        rows: number of outputs that `words` rows of the tensor describe together.
+        words: number of rows of the tensor for `rows` outputs.
+        can_share: the first and the last row may also describe outputs of other weights, see `shared_row_span`.
         transposed: outputs are the tensor's last dimension.
-        is_shared: the tensor has no dimension of outputs: it belongs as a whole to all parts of a fused weight.
+        is_shared: the tensor has no dimension of outputs: it describes all weights of a fused tensor alike.
 
     Raises:
-        UnsupportedCheckpointError: a weight is part of a fused tensor and begins or ends within a row of it that cannot
-            be shared.
+        UnsupportedCheckpointError: the tensor is fused, and the weight begins or ends within a row that cannot be
+            shared.
     """
     source, name = source_of(weight), tensor_name(weight, suffix)
     if is_shared:
@@ -131,7 +135,9 @@ def _dtype(name: str, dtypes: Sequence[str], stored: StoredTensors | None) -> st
 
 
 def check_scales(name: str, scales: torch.Tensor, *, can_be_zero: bool = False) -> None:
-    """Raises `CorruptCheckpointError` if a scale is not a positive number."""
+    """Raises `CorruptCheckpointError` if a scale is not a positive number, or 0 if that is allowed. `name`: for the
+    message.
+    """
     wide = scales.float()
     low, high = wide.aminmax()  # NOTE: NaN is an answer of both
     if not (low >= 0 if can_be_zero else low > 0) or not high < torch.inf:

@@ -1,4 +1,4 @@
-"""Drafters for tests and load tests: one with a given share of right guesses, and one that guesses at random."""
+"""Drafters for tests and benchmarks: one with a given share of right guesses, and one that guesses at random."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

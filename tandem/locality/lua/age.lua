@@ -1,5 +1,5 @@
--- Make those blocks of a part of a chain young that are old: what a question left to be done.
--- ARGV: packed keys, half of the bound, 1 = though the old generation is then forgotten, else 0
+-- Move those blocks of a part of a chain to the recent generation that are in the old one; `leading` leaves this to do.
+-- ARGV: packed keys, half of the bound, 1 = even if the old generation is then dropped, else 0
 -- Returns whether it was done.
 local MOST_READ = 512
 local packed, half, may_forget = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'

@@ -1,5 +1,5 @@
--- Start collecting a snapshot under a new slot, invisible until `commit`. Workers not heard of for a whole time to
--- live are forgotten here.
+-- Start collecting a snapshot under a new slot, invisible until `commit`. Workers that have not reported for a
+-- whole time to live are removed here.
 -- ARGV: new generation, worker id, epoch, ttl in ms. Returns the slot, or "stale".
 local generation, id, epoch, ttl_ms = unpack(ARGV)
 local state = open_or_create(generation, ttl_ms)

@@ -1,10 +1,11 @@
--- What every script shares. The index is three hashes, all lost or kept together:
---   META   generation · young · old (replicas in each) · slots (the last one given out) · rotations
---          half = half of the bound, of whoever asked last; absent until somebody asks
+-- Functions that every script shares. The index is three hashes, all lost or kept together:
+--   META   generation · young · old (replicas in the recent and the old generation) · slots (the last one given out)
+--          rotations
+--          half = half of the bound, as the latest query sent it; absent until the first query
 --          w:<worker id> = slot, then "<1 when its snapshot is complete> <epoch> <sequence> <time of last report, s>"
 --          s:<slot>      = worker id; absent when the slot is over. Slot 0 stands for none.
---   YOUNG  <15 bytes of a block hash> = its holders: slots of 4 bytes each; '' = generation
---   OLD    the same, for what was not touched lately; a block is in one of the two
+--   YOUNG  the recent generation: <15 bytes of a block hash> = its holders: slots of 4 bytes each; '' = generation
+--   OLD    the same, for blocks that were not used recently; a block is in one of the two
 -- Slots are 4 bytes wherever they are written, epochs 20 digits.
 -- A script that finds them incomplete or damaged starts a new generation (when it may write) or finds nothing.
 local META, YOUNG, OLD = KEYS[1], KEYS[2], KEYS[3]
@@ -90,12 +91,12 @@ local function forget_worker(id, worker)
   redis.call('HDEL', META, 'w:' .. id)
 end
 
--- Whether a worker has reported lately. After the clock was set back a report may lie in the future.
+-- Whether a worker has reported recently. After the clock was set back a report may lie in the future.
 local function is_heard(worker)
   return math.abs(tonumber(redis.call('TIME')[1]) - worker.seen_s) <= SILENT_S
 end
 
--- The worker's record for this epoch: nil while a later one reports, a fresh record when it is new.
+-- The worker's record for this epoch: nil while a later epoch reports, a fresh record if the epoch is new.
 local function current_worker(id, epoch)
   local worker = get_worker(id)
   if worker and epoch < worker.epoch and is_heard(worker) then return nil end
@@ -125,7 +126,7 @@ local function unpack_fields(packed, stride, skipped, count)
   return fields
 end
 
--- Holders of each field (false = none), and which of them were found among the old.
+-- Holders of each field (false = none), and which of them are in the old generation.
 local function read(state, fields)
   local values, is_old = redis.call('HMGET', YOUNG, unpack(fields)), {}
   if state.old <= 0 then return values, is_old end
@@ -159,9 +160,9 @@ local function merge(holders, own, held, alive)
   return table.concat(kept)
 end
 
--- Write holders ('' = none) of fields whose holders `read` found to be `before`. What has holders becomes young.
--- When the young generation would count more than half of the bound, the old one is forgotten and the young one becomes
--- old. `half`: what counts until somebody has asked.
+-- Write holders ('' = none) of fields whose holders `read` found to be `before`. Fields with holders become recent.
+-- If the recent generation would count more than half of the bound, the old one is dropped and the recent one becomes
+-- old. `half`: the limit until the first query.
 local function write(state, half, fields, is_old, before, after)
   half = state.half or half
   local sets, young_drops, old_drops, rotated = {}, {}, {}, 0
@@ -182,7 +183,7 @@ local function write(state, half, fields, is_old, before, after)
   end
   for i = 1, #fields do
     local size, size_before = #after[i] / SLOT_BYTES, math.floor(#(before[i] or '') / SLOT_BYTES)
-    local generation = before[i] and (is_old[i] and 2 or 1) + rotated  -- 1 young, 2 old, more or false: nowhere
+    local generation = before[i] and (is_old[i] and 2 or 1) + rotated  -- 1 recent, 2 old, more or false: in neither
     if size > 0 and state.young + size - (generation == 1 and size_before or 0) > half then
       rotate()
       generation = generation and generation + 1
@@ -219,7 +220,8 @@ local function change(state, half, packed, own, held)
   write(state, half, fields, is_old, before, after)
 end
 
--- A function that collects the old ones of what `read` found, each once, and two lists of it: fields and holders.
+-- A function that collects the fields that `read` found in the old generation, each once, and its two lists: fields,
+-- holders.
 local function new_collector()
   local fields_of, holders_of, seen = {}, {}, {}
   local function collect(fields, values, is_old, count)
@@ -233,14 +235,14 @@ local function new_collector()
   return collect, fields_of, holders_of
 end
 
--- Whether blocks with these holders can become young without the old ones being forgotten.
+-- Whether blocks with these holders can become recent without the old generation being dropped.
 local function has_room(state, half, holders)
   local size = 0
   for _, packed_slots in ipairs(holders) do size = size + #packed_slots / SLOT_BYTES end
   return state.young + size <= (state.half or half)
 end
 
--- Make old fields young, whose holders are `before`.
+-- Move fields of the old generation, whose holders are `before`, to the recent one.
 local function make_young(state, half, fields, before)
   if #fields == 0 or not may_grow(state) then return end
   local alive, merged, after, is_old = new_liveness(), {}, {}, {}

@@ -1,7 +1,7 @@
--- How many leading blocks of a chain each worker holds. Reads ever larger parts of its start, and then leaps: whoever
--- holds a block has those before it. While some blocks are old, more is read before it leaps, and what counted is made
--- young. ARGV: packed hashes, half of the bound, which counts for reports too from now on. Returns the counts as JSON
--- and which blocks are left for `age` to look at: after how many, and up to which (the same = none).
+-- How many leading blocks of a chain each worker holds. Reads ever larger parts of its start, and then leaps: a
+-- holder of a block has those before it. While some blocks are old, more is read before it leaps, and counted blocks
+-- become recent. ARGV: packed hashes, half of the bound, which counts for reports too from now on. Returns the counts
+-- as JSON and the blocks that are left for `age`: after how many, and up to which (the same = none).
 local HASH_BYTES, FIRST_PART, MOST_READ = 32, 16, 512
 local packed, half = ARGV[1], tonumber(ARGV[2])
 local state = open()
@@ -14,7 +14,7 @@ end
 
 local racing, num_racing, leading = {}, 0, {}
 
--- Everybody whose current slot holds the first block.
+-- Adds all workers whose current slot holds the first block.
 local function start(holders)
   local slots, fields, ids = slots_of(holders), {}, {}
   if #slots == 0 then return end
@@ -122,8 +122,8 @@ while num_racing > 0 and position < total do
 end
 for _, id in pairs(racing) do leading[id] = total end
 
--- NOTE: if the young had no room for the first ones, those would have the old generation forgotten, and the others with
--- it. So then all of them are left.
+-- NOTE: without room in the recent generation, moving the first blocks would drop the old one with the others in it.
+-- So then all of them are left to `age`.
 local is_all = state.old <= 0 or position <= num_read
 if is_all or has_room(state, half, old_holders) then
   make_young(state, half, old_fields, old_holders)

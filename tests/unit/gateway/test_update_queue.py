@@ -1,4 +1,4 @@
-"""News comes in order and all at once, errors after it, and writers wait for a slow reader."""
+"""Updates arrive in order and all at once, errors after them, and writers wait for a slow reader."""
 
 import asyncio
 

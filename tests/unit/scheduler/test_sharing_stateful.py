@@ -58,7 +58,7 @@ class Lease:
 
 @dataclass
 class Sharing:
-    """A seeded peer of the scheduler: moves KV, tokens and news about, and checks what is where."""
+    """A seeded peer of the scheduler: moves KV, tokens and events, and checks where each is."""
 
     bench: Bench
     rng: random.Random

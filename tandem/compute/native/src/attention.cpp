@@ -321,7 +321,8 @@ template <class T> struct Plan {
     }
   }
 
-  // Tasks for `members`, who decode: together those for whom that saves most, again and again; sharing starts at a tile.
+  // Adds tasks for `members`, requests that decode: repeatedly groups those that save most by sharing keys. A group
+  // shares at least a tile.
   void share(int num_threads) {
     const auto before = [this, blocks = ceil_div(kTile, call.block_size)](int32_t a, int32_t b) {
       return std::lexicographical_compare(table(a), table(a) + blocks, table(b), table(b) + blocks);
@@ -336,7 +337,8 @@ template <class T> struct Plan {
     }
   }
 
-  // Puts those to the front who are best taken together with the first one: (where they end, the keys they share).
+  // Moves the requests that are best grouped with the first one to the front. Returns (their end, number of keys
+  // shared).
   template <class It> std::pair<It, int64_t> together(It begin, It end) const {
     std::vector<std::pair<int64_t, int32_t>> found;  // (keys shared with the first, request)
     for (It it = begin; it != end; ++it) found.push_back({shared_keys(*begin, *it), *it});

@@ -1,9 +1,9 @@
 // Thread pool whose helpers join a call if they are free; no call waits for one that is not.
 //
-// Items are divided into units, and units into a contiguous lane for each participant, who takes units from the front
-// of its own lane and then from the ends of the others'. The caller takes part, computes all units that nobody took,
-// and only waits for units that a helper has begun. It is random who computes a unit, so a body must give the same bits
-// on any thread.
+// Items are divided into units, and units into a contiguous lane for each participant, which takes units from the front
+// of its own lane and then from the ends of the others'. The caller takes part, computes all units that no helper took,
+// and only waits for units that a helper has begun. It is random which thread computes a unit, so a body must give the
+// same bits on any thread.
 //
 // One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is never freed and its
 // threads are detached, so that the process may exit at any time; a forked child begins without a pool.
@@ -34,7 +34,7 @@ namespace tandem {
 struct Split {
   int64_t grain;  // items in a unit
   int threads;
-  bool ordered = false;  // one lane for all: units are started in order, whoever is free takes the next
+  bool ordered = false;  // one lane for all: units are started in order, a free participant takes the next
   int lent = 0;  // of the threads, on cores of others
 };
 
@@ -104,7 +104,7 @@ class Pool {
   };
 
   // What is left to claim: a lane's units, or the seats for participants. It carries the number of its call, so that a
-  // helper who comes too late claims nothing; what it reads of a call after a claim is therefore that call's.
+  // helper that comes too late claims nothing; what it reads of a call after a claim is therefore that call's.
   struct Range {
     uint32_t call;
     uint16_t begin, end;
@@ -315,7 +315,7 @@ class Pool {
   std::atomic<int> num_lenders_{0};
   Borrowed lenders_[kMaxLenders];
   std::atomic<int64_t> borrowed_ns_{0};
-  int num_helpers_ = 0;  // from here on: whoever holds busy_
+  int num_helpers_ = 0;  // from here on: accessed by the thread that holds busy_
   int kept_off_ = -1;  // where the caller was when own helpers were last told
   pthread_t own_threads_[kMaxThreads]{};
 };
