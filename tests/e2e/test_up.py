@@ -128,18 +128,12 @@ def children_of(terminal: Terminal) -> list[psutil.Process]:
 
 def test_it_says_where_it_serves_and_how_it_does_until_ctrl_c(place: Path, checkpoint: Path) -> None:
     flags = (
-        "--prefill",
-        "2",
-        "--port",
-        "0",
-        "--status-interval-s",
-        "0.05",
-        "--block-size",
-        "32",
-        "--no-prefix-caching",
+        *("--prefill", "2", "--port", "0", "--status-interval-s", "0.05"),
+        *("--block-size", "32", "--no-prefix-caching"),
     )
     with running(place, "--model", checkpoint, *flags) as terminal:
         (match,) = terminal.until(r"^tiny-llama is served at (http://127.0.0.1:\d+)$")
+        assert (place / "asked").read_text().split() == ["/v1/completions"] * 2, "two workers warm up before that"
         assert httpx.get(f"{match[1]}/ready", trust_env=False).status_code == 200
         assert terminal.until(rf"^curl -N {match[1]}/v1/completions .*\"model\": \"tiny-llama\", \"prompt\"")
         terminal.until(
@@ -218,6 +212,7 @@ def test_settings_of_services_are_flags_and_a_mistyped_variable_is_told(place: P
         terminal.until(r"^tandem +\| starting 4 processes: router-0, prefill-0, decode-0, gateway$")
         terminal.until(r"is served at")
         terminal.until(r"^curl .*authorization: Bearer")
+        assert not (place / "asked").exists(), "nothing is asked without a key"
         environments = [child.environ() for child in children_of(terminal)]
         assert {each["TANDEM_POLICY"] for each in environments} == {"round-robin"}
         assert {each["TANDEM_ACCOUNTS"] for each in environments} == {"keys.db"}
@@ -242,7 +237,6 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
         port = taken.getsockname()[1]
         with running(place, "--model", checkpoint, "--port", str(port)) as terminal:
             assert terminal.process.wait(60) == 2
-            terminal.until(rf"^error: port={port}: nothing can listen at 127.0.0.1:{port} \(Address already in use\)")
             assert len(terminal.lines) == 1
 
 
