@@ -133,6 +133,7 @@ def test_it_says_where_it_serves_and_how_it_does_until_ctrl_c(place: Path, check
     )
     with running(place, "--model", checkpoint, *flags) as terminal:
         (match,) = terminal.until(r"^tiny-llama is served at (http://127.0.0.1:\d+)$")
+        terminal.until(r"^tandem +\| ready in \d+\.\d s$")
         assert (place / "asked").read_text().split() == ["/v1/completions"] * 2, "two workers warm up before that"
         assert httpx.get(f"{match[1]}/ready", trust_env=False).status_code == 200
         assert terminal.until(rf"^curl -N {match[1]}/v1/completions .*\"model\": \"tiny-llama\", \"prompt\"")
@@ -221,6 +222,7 @@ def test_settings_of_services_are_flags_and_a_mistyped_variable_is_told(place: P
 def test_without_a_model_and_without_an_index_the_demo_is_served(place: Path) -> None:
     variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place), "TANDEM_CACHE_DIR": str(place / "cache")}
     with running(place, "--port", "0", "--quiet", "--no-native-kernels", **variables) as terminal:
+        terminal.until(r"^tandem +\| fetching SmolLM2-135M-Instruct \(89 MiB\) with pip into .*, once$")
         terminal.until(r"SmolLM2-135M-Instruct cannot be fetched \(pip: .*; serving the bundled demo, whose answers")
         terminal.until(r"^tandem-demo is served at")
 
@@ -237,6 +239,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
         port = taken.getsockname()[1]
         with running(place, "--model", checkpoint, "--port", str(port)) as terminal:
             assert terminal.process.wait(60) == 2
+            terminal.until(rf"^error: port={port}: nothing can listen at 127.0.0.1:{port} \(Address already in use\)")
             assert len(terminal.lines) == 1
 
 
