@@ -12,6 +12,7 @@ REDIS ?=
 BENCH ?= engine
 LOAD_URL ?=
 SEEDS ?= 1000
+COMMIT ?= HEAD
 # Modules are compiled once, also where the environment says otherwise: every process would compile thousands anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Two processes more than cores, since tests wait two fifths of their time, but at most four, which a small machine's
@@ -19,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --maxprocesses 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
+.PHONY: help setup proto run test test-all test-part lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +77,9 @@ test: setup redis-server chart-tools browser model-checker ## every test that is
 
 test-all: setup redis-server chart-tools browser model-checker ## the slow tests too, for hours; in parts: ARGS="tests/golden tests/contract"
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
+
+test-part: setup redis-server model-checker ## a few slow tests, others for each commit, in some 3 minutes: [COMMIT=HEAD]
+	@$(BIN)/python -m tools.slow_part --commit $(COMMIT) $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup ## style, formatting and language
 	$(BIN)/ruff check .

@@ -128,18 +128,13 @@ def children_of(terminal: Terminal) -> list[psutil.Process]:
 
 def test_it_says_where_it_serves_and_how_it_does_until_ctrl_c(place: Path, checkpoint: Path) -> None:
     flags = (
-        "--prefill",
-        "2",
-        "--port",
-        "0",
-        "--status-interval-s",
-        "0.05",
-        "--block-size",
-        "32",
-        "--no-prefix-caching",
+        *("--prefill", "2", "--port", "0", "--status-interval-s", "0.05"),
+        *("--block-size", "32", "--no-prefix-caching"),
     )
     with running(place, "--model", checkpoint, *flags) as terminal:
         (match,) = terminal.until(r"^tiny-llama is served at (http://127.0.0.1:\d+)$")
+        terminal.until(r"^tandem +\| ready in \d+\.\d s$")
+        assert (place / "asked").read_text().split() == ["/v1/completions"] * 2, "two workers warm up before that"
         assert httpx.get(f"{match[1]}/ready", trust_env=False).status_code == 200
         assert terminal.until(rf"^curl -N {match[1]}/v1/completions .*\"model\": \"tiny-llama\", \"prompt\"")
         terminal.until(
@@ -218,6 +213,7 @@ def test_settings_of_services_are_flags_and_a_mistyped_variable_is_told(place: P
         terminal.until(r"^tandem +\| starting 4 processes: router-0, prefill-0, decode-0, gateway$")
         terminal.until(r"is served at")
         terminal.until(r"^curl .*authorization: Bearer")
+        assert not (place / "asked").exists(), "nothing is asked without a key"
         environments = [child.environ() for child in children_of(terminal)]
         assert {each["TANDEM_POLICY"] for each in environments} == {"round-robin"}
         assert {each["TANDEM_ACCOUNTS"] for each in environments} == {"keys.db"}
@@ -226,6 +222,7 @@ def test_settings_of_services_are_flags_and_a_mistyped_variable_is_told(place: P
 def test_without_a_model_and_without_an_index_the_demo_is_served(place: Path) -> None:
     variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place), "TANDEM_CACHE_DIR": str(place / "cache")}
     with running(place, "--port", "0", "--quiet", "--no-native-kernels", **variables) as terminal:
+        terminal.until(r"^tandem +\| fetching SmolLM2-135M-Instruct \(89 MiB\) with pip into .*, once$")
         terminal.until(r"SmolLM2-135M-Instruct cannot be fetched \(pip: .*; serving the bundled demo, whose answers")
         terminal.until(r"^tandem-demo is served at")
 

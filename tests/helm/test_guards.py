@@ -17,6 +17,7 @@ ONE_FILE = {
     "rollout": {"maxSurge": 0, "maxUnavailable": 1},
     "settings": {"accounts": "sqlite:///accounts.db"},
 }
+OWN_URL = at("gateway.settings.accounts", "$(TANDEM_REDIS)")
 
 # What a guard of the chart refuses, and words of its message.
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
@@ -96,7 +97,7 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "gateway": {"urlKey": "url"}}},
         r"externalRedis\.gateway\.urlKey needs externalRedis\.gateway\.existingSecret",
     ),
-    "accounts as another user": (at("gateway.settings.accounts", "$(TANDEM_REDIS)"), r"remove it; without it they are"),
+    "accounts as another user": (OWN_URL, r"remove it; without it they are"),
     "an index larger than redis": (
         at("router.settings.maxBlockReplicas", 8_000_000),
         r"maxBlockReplicas=8000000 would fill Redis.*=512 has room for 3579139; .*set redis\.maxMemoryMiB=1145",
@@ -153,6 +154,21 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "keys that go with redis's pod": (
         at("redis.persistence.enabled", False),
         r"set it to true, or name another place .*gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+    ),
+    "keys that go with the pod of a redis without users": (
+        merged(OWN_URL, {"redis": {"auth": {"enabled": False}, "persistence": {"enabled": False}}}),
+        r"gateway\.settings\.accounts=\$\(TANDEM_REDIS\) .*: remove it and have redis\.persistence\.enabled=true",
+    ),
+    "keys in a redis without users for which no volume is made": (
+        merged(OWN_URL, at("redis.auth.enabled", False)),
+        r"gives this release's Redis no volume",
+    ),
+    "a variable that has keys go with redis's pod": (
+        merged(
+            at("gateway.extraEnv", [{"name": "TANDEM_ACCOUNTS", "value": "$(TANDEM_REDIS)"}]),
+            at("redis.auth.enabled", False),
+        ),
+        r"gateway\.extraEnv TANDEM_ACCOUNTS=\$\(TANDEM_REDIS\) gives this release's Redis no volume",
     ),
     "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"or remove it .*, or set"),
     "a file for scaled gateways": (
@@ -330,6 +346,11 @@ def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
 )
 def test_gateways_share_accounts_in_redis(where: str) -> None:
     assert render(merged(MINIMAL, at("gateway.settings.accounts", where))).objects
+
+
+def test_accounts_may_have_the_url_of_a_redis_without_users_that_has_a_volume() -> None:
+    redis = {"auth": {"enabled": False}, "persistence": {"existingClaim": "kept"}}
+    assert render(merged(MINIMAL, merged(OWN_URL, {"redis": redis}))).objects
 
 
 @pytest.mark.parametrize("why", REFUSED)

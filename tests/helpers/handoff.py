@@ -16,7 +16,7 @@ from tests.helpers.engines import TINY
 class Side:
     """One engine, its arena and the KV events it gave. `speculation`: drafts of the test's own."""
 
-    def __init__(self, path: Path, *, speculation: Speculation | None = None, **overrides: object) -> None:
+    def __init__(self, path: Path, speculation: Speculation | None = None, /, **overrides: object) -> None:
         config = replace(TINY, model=str(path), **overrides)  # type: ignore[arg-type]
         self.assembly: Assembly = assemble(config, speculation=speculation)
         self.engine = self.assembly.engine

@@ -34,6 +34,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(bodies.get(self.path, "{}").encode())
 
+    def do_POST(self) -> None:
+        """Notes the path in the file `asked` of the working directory, before the answer."""
+        with open("asked", "a", encoding="utf-8") as asked:
+            asked.write(f"{self.path}\n")
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
 

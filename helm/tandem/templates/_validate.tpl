@@ -83,19 +83,29 @@
 {{- end -}}
 {{- end }}
 
-{{/* A file of accounts is locked by the gateway that has it. What a variable says cannot be known here. */}}
+{{/* A file of accounts is locked by the gateway that has it. What a Secret says cannot be known here. */}}
 {{- define "tandem.validateAccounts" -}}
 {{- $gateway := .Values.gateway -}}
 {{- $where := default "" $gateway.settings.accounts -}}
 {{- if and $gateway.enabled $gateway.allowAnonymous $where -}}
 {{- fail "gateway.allowAnonymous=true and gateway.settings.accounts are both set: keys are asked for or they are not; remove one of them" -}}
 {{- end -}}
-{{- if and $gateway.enabled (hasPrefix "$(TANDEM_REDIS)" $where) .Values.redis.enabled .Values.redis.auth.enabled -}}
-{{- fail "gateway.settings.accounts=$(TANDEM_REDIS) is the URL of the user gateway, which may not read accounts: remove it; without it they are in this release's Redis, asked for as the user accounts" -}}
-{{- end -}}
 {{- $named := list -}}
+{{- $url := $where -}}
+{{- $key := "gateway.settings.accounts" -}}
 {{- range $gateway.extraEnv -}}
 {{- $named = append $named .name -}}
+{{- if eq .name "TANDEM_ACCOUNTS" -}}
+{{- $url = default "" .value -}}
+{{- $key = "gateway.extraEnv TANDEM_ACCOUNTS" -}}
+{{- end -}}
+{{- end -}}
+{{- $isOwnRedis := and $gateway.enabled .Values.redis.enabled (hasPrefix "$(TANDEM_REDIS)" $url) -}}
+{{- if and $isOwnRedis .Values.redis.auth.enabled -}}
+{{- fail (printf "%s=$(TANDEM_REDIS) is the URL of the user gateway, which may not read accounts: remove it; without it they are in this release's Redis, asked for as the user accounts" $key) -}}
+{{- end -}}
+{{- if and $isOwnRedis (ne (include "tandem.redisIsKept" .) "true") -}}
+{{- fail (printf "%s=$(TANDEM_REDIS) gives this release's Redis no volume, and all keys and budgets would be gone with its pod: remove it and have redis.persistence.enabled=true; without it accounts are in that Redis, on a volume" $key) -}}
 {{- end -}}
 {{- if and $gateway.enabled (not $gateway.allowAnonymous) (not $where) (not (has "TANDEM_ACCOUNTS" $named)) (ne (include "tandem.hasRedis" .) "true") -}}
 {{- fail "gateways would ask for keys and have no place for them: set redis.enabled=true or externalRedis.host, or gateway.settings.accounts to a Redis of their own, or gateway.allowAnonymous=true where everybody who reaches them may use them" -}}

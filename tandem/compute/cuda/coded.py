@@ -27,7 +27,7 @@ LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 class CodedProducts:
     """The methods of the CUDA `Kernels` that multiply by quantised matrices, for matrices of which
-    `cuda.halves.refusal` returns None; others are multiplied by PyTorch.
+    `cuda.halves.refusal` returns None; codes of others are decoded before each product (`cuda.kernels`).
 
     A matrix that is not packed is packed anew at each call, with the same bits as result.
     """

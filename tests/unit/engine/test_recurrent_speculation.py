@@ -168,7 +168,7 @@ def test_what_another_worker_began_is_exact(granite: Path, name: str) -> None:
     prompt = PROMPTS["filtered"][:20] * 3
     expected = token_ids(answer(tiny_engine(granite, **NATIVE), prompt, PARAMS[name]))
     speculation = checking_all(KnowingDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
-    source, destination = Side(granite, **NATIVE), Side(granite, **NATIVE, speculation=speculation)
+    source, destination = Side(granite, **NATIVE), Side(granite, speculation, **NATIVE)
     assert hand_off(source, destination, prompt, PARAMS[name]) == expected
     assert 0 < destination.engine.counters.num_accepted < destination.engine.counters.num_drafted
 

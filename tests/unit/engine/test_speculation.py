@@ -190,7 +190,7 @@ def test_what_another_worker_began_is_exact(llama: Path, plain: dict[str, list[i
     prompt = PROMPTS["filtered"][:20] * 3
     expected = serve_alone(llama, {"r": prompt}, {"r": PARAMS[name]})["r"]
     speculation = checking_all(KnowingDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
-    source, destination = Side(llama, **options), Side(llama, **options, speculation=speculation)
+    source, destination = Side(llama, **options), Side(llama, speculation, **options)
     assert hand_off(source, destination, prompt, PARAMS[name]) == expected
     assert 0 < destination.engine.counters.num_accepted < destination.engine.counters.num_drafted
 

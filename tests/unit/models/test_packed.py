@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,18 @@ def test_the_same_bits_from_a_file_that_is_written_once(kernels: NativeKernels, 
     assert packed_names(again.decoder) == {name for name in plain.decoder.parameters.weights if "proj" in name} | {HEAD}
     assert torch.equal(again.decoder.parameters.tensors[EMBEDDING], plain.decoder.parameters.tensors[EMBEDDING])
     assert again.spec == plain.spec
+
+
+def test_packing_is_told_before_and_after_and_reading_is_not(
+    kernels: NativeKernels, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="tandem.models.packed"):
+        loaded(checkpoint, kernels, tmp_path / "packed")
+        (file,) = files(tmp_path / "packed")
+        loaded(checkpoint, kernels, tmp_path / "packed")
+    before, after = (record.message for record in caplog.records if record.name == "tandem.models.packed")
+    assert re.fullmatch(rf"packing \d+ MiB of weights into {re.escape(str(file))}, once", before)
+    assert re.fullmatch(r"packed \d+ MiB in \d+\.\d s", after)
 
 
 def test_other_weights_get_another_file(kernels: NativeKernels, tmp_path: Path, checkpoint: Path) -> None:
