@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NUM_TESTS = 12  # NOTE: of 2 to 20 s each, on two cores: at most some three minutes with the start
 TIMEOUT_S = 120  # of a test
+MARKS = "slow and not timeout"  # what has a timeout of its own takes minutes
 ROOMS = (
     "tests/contract",
     "tests/e2e/test_same_tokens.py",
@@ -37,8 +38,12 @@ def chosen(commit: str, node_ids: Sequence[str], num_tests: int = NUM_TESTS) -> 
 
 
 def collected(room: str, root: Path) -> list[str]:
-    """Node ids of the slow tests in a room. Raises SystemExit where they cannot be collected, or there are none."""
-    command = [*_pytest(), "-m", "slow", "--collect-only", "-q", "--no-header", room]
+    """Node ids of a room's slow tests, but for those with a timeout of their own.
+
+    Raises:
+        SystemExit: they cannot be collected, or there are none.
+    """
+    command = [*_pytest(), "-m", MARKS, "--collect-only", "-q", "--no-header", room]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     node_ids = [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
     if done.returncode or not node_ids:
@@ -52,7 +57,7 @@ def run(commit: str, rooms: Sequence[str], root: Path, options: Sequence[str] = 
     node_ids = collected(room, root)
     part = chosen(commit, node_ids)
     print(f"{len(part)} of {len(node_ids)} slow tests of {room}; again: make test-part COMMIT={commit}", flush=True)
-    command = [*_pytest(), "-m", "slow", f"--timeout={TIMEOUT_S}", *options, *part]
+    command = [*_pytest(), "-m", MARKS, f"--timeout={TIMEOUT_S}", *options, *part]
     return subprocess.run(command, cwd=root).returncode
 
 
