@@ -15,9 +15,9 @@ SEEDS ?= 1000
 COMMIT ?= HEAD
 # Modules are compiled once, also where the environment says otherwise: every process would compile thousands anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Two processes more than cores, since tests wait two fifths of their time, but at most four, which a small machine's
+# One process more than cores, since tests wait two fifths of their time, but at most four, which a small machine's
 # memory can hold.
-SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --maxprocesses 4
+SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all test-part lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
