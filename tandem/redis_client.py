@@ -15,6 +15,7 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
 
+from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.sentinel_url import SentinelUrl
 
@@ -68,6 +69,41 @@ class _QueueingRedis(Redis):
             except ReadOnlyError:  # NOTE: a master no more; its address may be another's by now
                 await self.connection_pool.disconnect(inuse_connections=False)
                 raise
+
+
+class Outage:
+    """Whether a store's Redis is taken to be away. Meanwhile no call should be made: each would wait for a timeout.
+
+    A call that fails while others are answered is one slow connection, and begins no outage.
+
+    Args:
+        pause_s: seconds after a failed call in which none is made.
+    """
+
+    def __init__(self, clock: Clock, pause_s: float) -> None:
+        self._clock, self._pause_s = clock, pause_s
+        self._until_s: float | None = None
+        self.num_answers = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls should fail at once."""
+        return self._until_s is not None and self._clock.now_s() < self._until_s
+
+    def note_failure(self, num_answers: int) -> bool:
+        """Record a call that failed; returns whether an outage began. `num_answers`: as it was when the call began."""
+        if self.num_answers != num_answers:
+            return False
+        has_begun = self._until_s is None
+        self._until_s = self._clock.now_s() + self._pause_s
+        return has_begun
+
+    def note_answer(self) -> bool:
+        """Record a call that was answered; returns whether an outage ended."""
+        has_ended = self._until_s is not None
+        self._until_s = None
+        self.num_answers += 1
+        return has_ended
 
 
 @contextlib.asynccontextmanager

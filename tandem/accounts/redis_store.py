@@ -25,7 +25,7 @@ from tandem.accounts.refusals import refusal
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
-from tandem.redis_client import answered_within, connect, explained
+from tandem.redis_client import Outage, answered_within, connect, explained
 
 _REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
 _DAY_S = 24 * 3600
@@ -66,8 +66,7 @@ class RedisAccounts:
         self._timeout_s = timeout_s
         self._lease_ms = round(lease_s * 1000)
         self._max_entries = max_entries
-        self._retry_at_s: float | None = None
-        self._num_answers = 0
+        self._outage = Outage(clock, _PAUSE_S)
         self._client = connect(url)
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
@@ -207,25 +206,21 @@ class RedisAccounts:
         return cast(Mapping[bytes, bytes], fields)
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """NOTE: after a failure no call is made for a moment; otherwise each request would wait for a timeout. A call
-        that fails while others are answered is one slow connection, and no reason to refuse others.
-        """
-        if self._retry_at_s is not None and self._clock.now_s() < self._retry_at_s:
+        """Result of a call; raises at once in an `Outage`."""
+        if self._outage.is_on:
             raise AccountsUnavailableError("the store of accounts is away; it is tried again in a moment", 1.0)
-        num_answers = self._num_answers
+        num_answers = self._outage.num_answers
         try:
             async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
             if not isinstance(error, NoPermissionError):  # NOTE: it answers, and may allow everything else
-                if self._num_answers == num_answers:
-                    self._retry_at_s = self._clock.now_s() + _PAUSE_S
+                self._outage.note_failure(num_answers)
                 await self._drop_idle()
             raise AccountsUnavailableError(
                 f"the store of accounts does not answer: {explained(error, 'accounts')}", 1.0, may_have_happened=True
             ) from error
-        self._retry_at_s = None
-        self._num_answers += 1
+        self._outage.note_answer()
         return answer
 
     async def _drop_idle(self) -> None:

@@ -19,11 +19,10 @@ from tandem.core.errors import UnavailableError
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.responses.sealing import ResponseSealer, UnsealError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
-from tandem.redis_client import answered_within, connect, explained
+from tandem.redis_client import Outage, answered_within, connect, explained
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
-_NEVER_S = float("-inf")
 MAX_DROPPED = 1000  # evictions in one call, unless the new entry needs the room of more
 
 _logger = logging.getLogger(__name__)
@@ -134,10 +133,7 @@ class RedisResponseStore:
         self._lease_ms = max(1, round(lease_s * 1000))
         self._max_bytes = max_bytes
         self._max_entry_bytes = min(max_entry_bytes, max_bytes - ENTRY_COST_BYTES)
-        self._retry_after_s = retry_after_s
-        self._clock = clock or SystemClock()
-        self._away_until_s = _NEVER_S
-        self._num_answers = 0
+        self._outage = Outage(clock or SystemClock(), retry_after_s)
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
         text = entry.encoded(self._max_entry_bytes)
@@ -179,25 +175,20 @@ class RedisResponseStore:
         return f"{self._key}:{_owner(tenant)}:{response_id}".encode()
 
     async def _run(self, script: str, tenant: str, response_id: str, *arguments: bytes | int) -> object:
-        if self._clock.now_s() < self._away_until_s:
+        if self._outage.is_on:
             raise _away()
-        owner, num_answers = _owner(tenant), self._num_answers
+        owner, num_answers = _owner(tenant), self._outage.num_answers
         try:
             async with answered_within(self._timeout_s):
                 answer = await cast(
                     Awaitable[object], self._redis.eval(script, 1, self._key, owner, response_id, *arguments)
                 )
         except (RedisError, OSError) as error:
-            if self._num_answers != num_answers:  # NOTE: one slow connection is no reason to refuse other requests
-                raise _away() from error
-            if self._away_until_s == _NEVER_S:
+            if self._outage.note_failure(num_answers):
                 _logger.warning("the store of responses does not answer: %s", explained(error, "gateway"))
-            self._away_until_s = self._clock.now_s() + self._retry_after_s
             raise _away() from error
-        if self._away_until_s != _NEVER_S:
+        if self._outage.note_answer():
             _logger.info("the store of responses answers again")
-            self._away_until_s = _NEVER_S
-        self._num_answers += 1
         return answer
 
 
