@@ -1,36 +1,40 @@
-"""Speculative decoding of real text beside vLLM's n-gram drafts and llama.cpp's prompt lookup: one stream, tokens per
-second of each system with drafts over its own without.
+"""Speculative decoding of real text beside vLLM's n-gram drafts and llama.cpp's look-up and draft decoding: one stream,
+tokens per second of each system with drafts over its own without.
 
     python -m bench.draft_peers [--prompts 2] [--tokens 96] [--rounds 3] [--build DIR] [--save]
 
-Every engine answers the prompts of `bench.speculate` without a server, one after the other in a changing order, while
-the others wait. Weights are bfloat16 for all: the default model's codes, decoded. Answers are greedy. Other systems'
-answers may differ from ours, and from their own without drafts, where roundings differ; `tokens as off` tells how many
-of a system's tokens come before its first difference from its own answer without drafts. Environments are those of
-`bench.race`, made on first use; llama.cpp is compiled then, which takes some ten minutes. An interrupt ends
-the run with a report of what was measured.
+Every engine answers the prompts of `bench.speculate`, one after the other in a changing order, while the others wait.
+Weights are bfloat16 for all: the default model's codes, decoded. The draft model, ours and llama.cpp's, is that model
+with its own 4-bit codes. llama.cpp is asked as a server, since only that has its draft decoding; others are asked
+without one. Answers are greedy. Other systems' answers may differ from ours, and from their own without drafts, where
+roundings differ; `tokens as off` tells how many of a system's tokens come before its first difference from its own
+answer without drafts. Environments are made on first use; llama.cpp is compiled then, which takes some ten minutes. An
+interrupt ends the run with a report of what was measured.
 """
 
 import argparse
 import json
+import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import gguf
 
 from bench.dtypes import checkpoint
 from bench.load import ForeignLoad, prioritise
-from bench.race.peers import llama_cpp, vllm
-from bench.race.peers.environment import BUILD, Environment, prepare
+from bench.race.peers import llama_native, vllm
+from bench.race.peers.environment import BUILD, prepare
 from bench.race.peers.process import ROOT, cores, end_of, surroundings
 from bench.race.peers.scripts.speaking import READY
 from bench.race.system import NotHere
@@ -42,7 +46,13 @@ from tandem.models.default_model import NAME, fetch_default_model
 DTYPE = "bfloat16"
 OURS = (OFF, "suffix", "ngram")
 VLLM_DRAFTS = (0, 3, 5)
-LLAMA_DRAFTS = (0, 2, 10)  # what its documents name for processors, and its default
+LLAMA_LOOKUPS = ("ngram-simple", "ngram-cache")  # with its own lengths; the second is its `lookup` example's
+LLAMA_DRAFTS = (3, 7)  # its default, and the most of ours
+VERSIONS = {
+    "peers": [vllm.ENVIRONMENT.packages[0], f"llama.cpp of {llama_native.PACKAGE}"],
+    "lookup": "up to 8 tokens that match, from 2 on, for vLLM and Tandem; as its defaults for llama.cpp",
+    "draft model": f"{NAME} with 4-bit codes (Q4_1)",
+}
 DEFAULT_WORKLOADS = "code,summary,chat"
 _SCRIPTS = "bench.race.peers.scripts"
 
@@ -104,49 +114,62 @@ class TheirVoice:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A system of another environment."""
+    """Another system. `prepare` makes what it needs; raises `NotHere`."""
 
     name: str
-    environment: Environment
-    arguments: Sequence[str]
+    build: Path
+    command: Sequence[str]
     variables: Mapping[str, str]
+    prepare: Callable[[], object]
 
     @contextmanager
     def voice(self) -> Iterator[TheirVoice]:
-        """It, started and perhaps not ready; ended afterwards."""
-        log = self.environment.log(self.name.replace(" ", "-"))
+        """It, started and perhaps not ready; ended afterwards, with what it started."""
+        log = self.build / "logs" / f"{self.name.replace(' ', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
             process = subprocess.Popen(
-                [str(self.environment.python), "-m", *self.arguments],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
                 cwd=ROOT,
                 env=surroundings(self.variables),
                 text=True,
+                start_new_session=True,
             )
         with process:
-            yield TheirVoice(process, log)
-            process.kill()
+            try:
+                yield TheirVoice(process, log)
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def peers(build: Path, path: Path, gguf_file: Path) -> list[Peer]:
-    """All of them, each without drafts and with two numbers of them."""
-    vllm_environment = replace(vllm.ENVIRONMENT, build=build)
-    llama_environment = replace(llama_cpp.ENVIRONMENT, build=build)
-    variables = vllm.variables(vllm_environment, num_threads=len(cores()))
+def peers(build: Path, path: Path, gguf_file: Path, drafting: Path) -> list[Peer]:
+    """All of them, each without drafts and with several kinds or numbers of them.
+
+    Args:
+        path: the checkpoint's directory.
+        gguf_file: the same weights in llama.cpp's format.
+        drafting: the draft model's GGUF file.
+    """
+    environment = replace(vllm.ENVIRONMENT, build=build)
+    variables = vllm.variables(environment, num_threads=len(cores()))
+    make = partial(Peer, build=build, variables=variables, prepare=partial(prepare, environment))
     found = []
     for count in VLLM_DRAFTS:
-        arguments = [f"{_SCRIPTS}.vllm_speaking", "--model", str(path), "--dtype", DTYPE, "--drafts", str(count)]
+        command = [str(environment.python), "-m", f"{_SCRIPTS}.vllm_speaking", "--model", str(path), "--dtype", DTYPE]
         name = f"vllm ngram {count}" if count else f"vllm {OFF}"
-        found.append(Peer(name, vllm_environment, arguments, variables))
+        found.append(make(name, command=[*command, "--drafts", str(count)]))
+    make = partial(Peer, build=build, variables={}, prepare=partial(llama_native.llama_server, build))
+    speaking = [sys.executable, "-m", f"{_SCRIPTS}.llama_speaking", "--program", str(llama_native.program(build))]
+    speaking += ["--model", str(gguf_file), "--threads", str(len(cores())), "--"]
+    found.append(make(f"llama.cpp {OFF}", command=speaking))
+    for kind in LLAMA_LOOKUPS:
+        found.append(make(f"llama.cpp {kind}", command=[*speaking, "--spec-type", kind]))
     for count in LLAMA_DRAFTS:
-        arguments = [f"{_SCRIPTS}.llama_speaking", "--model", str(gguf_file)]
-        arguments += ["--threads", str(len(cores())), "--drafts", str(count)]
-        found.append(
-            Peer(f"llama.cpp lookup {count}" if count else f"llama.cpp {OFF}", llama_environment, arguments, {})
-        )
+        drafts = ["--spec-type", "draft-simple", "--model-draft", str(drafting), "--spec-draft-n-max", str(count)]
+        found.append(make(f"llama.cpp draft {count}", command=[*speaking, *drafts]))
     return found
 
 
@@ -181,14 +204,15 @@ def measure(
     """Every system on every workload. `only`: names that peers begin with; empty = all. Raises `NotHere`."""
     path = checkpoint(DTYPE)
     source = fetch_default_model(default_cache_dir() / "models")
-    chosen = peers(build, path, decoded(source, build / "llama" / f"{NAME}-bf16.gguf"))
+    chosen = peers(build, path, decoded(source, build / "llama" / f"{NAME}-bf16.gguf"), source)
     chosen = [peer for peer in chosen if not only or peer.name.startswith(tuple(only))]
     rows: list[Row] = []
     with ExitStack() as standing:
-        for environment in {peer.environment.name: peer.environment for peer in chosen}.values():
-            prepare(environment)
+        for peer in chosen:
+            peer.prepare()
         theirs = {peer.name: standing.enter_context(peer.voice()) for peer in chosen}
         ours = {f"tandem {drafter}": OurVoice(path, drafter) for drafter in OURS}
+        ours["tandem draft"] = OurVoice(path, f"draft={source}")
         for their in theirs.values():
             their.await_ready()
         voices: dict[str, Voice] = {**ours, **theirs}
@@ -208,13 +232,7 @@ def measure(
         for own in ours.values():
             own.speaker.engine.close()
     config = {"model": NAME, "dtype": DTYPE, "prompts": num_prompts, "tokens": num_tokens, "rounds": rounds}
-    return Report("draft-peers", {**config, **versions(chosen)}, rows)
-
-
-def versions(chosen: Sequence[Peer]) -> dict[str, Any]:
-    """Package versions of the peers, and how many matching tokens each engine needs before it drafts."""
-    found = {peer.environment.name: peer.environment.packages[0] for peer in chosen}
-    return {"peers": found, "lookup": "up to 8 tokens; from 2 on for vLLM and Tandem, from 1 on for llama.cpp"}
+    return Report("draft-peers", {**config, **VERSIONS}, rows)
 
 
 def rows_of(workload: str, spoken: Mapping[str, Sequence[Sequence[Spoken]]], foreign_cores: float) -> list[Row]:
