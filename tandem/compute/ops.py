@@ -222,9 +222,9 @@ class Kernels(Protocol):
         """
         ...
 
-    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor, *, order: Order = Order.ROWS) -> torch.Tensor:
         """`x` [num_tokens, heads, in], each head times its own matrix of `weight` [heads, out, in], transposed:
-        [num_tokens, heads, out], accumulated in float32, rounded once.
+        [num_tokens, heads, out], accumulated in float32, rounded once. `order`: of each matrix.
         """
         ...
 

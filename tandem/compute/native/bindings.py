@@ -51,6 +51,7 @@ class NativeKernels(NativeCodedProducts):
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self._linear = bind(library, "tandem_linear", FIELDS["tandem_linear"])
+        self._linear_by_head = bind(library, "tandem_linear_by_head", FIELDS["tandem_linear_by_head"])
         self._paged_attention = bind(library, "tandem_paged_attention", FIELDS["tandem_paged_attention"])
         self._rms_norm = bind(library, "tandem_rms_norm", FIELDS["tandem_rms_norm"])
         self._rope_and_write = bind(library, "tandem_rope_and_write", FIELDS["tandem_rope_and_write"])
@@ -115,10 +116,17 @@ class NativeKernels(NativeCodedProducts):
         )
         return out
 
-    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(*x.shape[:2], weight.shape[1])
-        for head in range(x.shape[1]):
-            self.linear(x[:, head], weight[head], out=out[:, head])
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor, *, order: Order = Order.ROWS) -> torch.Tensor:
+        (m, heads, k), n = x.shape, weight.shape[1]
+        out = x.new_empty(m, heads, n)
+        assert weight.shape == (heads, n, k)
+        assert weight.dtype == x.dtype
+        assert weight.is_contiguous()
+        assert x.stride(2) == 1
+        strides = x.stride(0), x.stride(1)
+        pointers = weight.data_ptr(), out.data_ptr()
+        sizes = heads * n, m, heads, n, k, order, torch.get_num_threads()
+        self._linear_by_head(DTYPE_CODES[x.dtype], x.data_ptr(), *strides, *pointers, *sizes)
         return out
 
     def gated_linear(

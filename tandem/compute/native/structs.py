@@ -14,6 +14,7 @@ from tandem.compute.native.stack import STACK_FIELDS
 
 FIELDS = {
     "tandem_linear": "dtype out_dtype x x_stride weight bias out out_stride m n k sum_blocks is_packed threads",
+    "tandem_linear_by_head": "dtype x x_stride x_head_stride weight out out_stride m heads n k is_packed threads",
     "tandem_paged_attention": """
         dtype q q_token_stride q_head_stride k_cache k_block_stride v_cache v_block_stride block_tables table_stride
         query_start seq_lens out out_token_stride out_head_stride num_requests num_heads num_kv_heads head_dim

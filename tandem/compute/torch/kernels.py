@@ -85,7 +85,7 @@ class TorchKernels:
         rows = round_rows(ordered, matrix.segment_size)
         return self.coded_linear(rows, plain, None if bias is None else bias.float())
 
-    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor, *, order: Order = Order.ROWS) -> torch.Tensor:
         return torch.einsum("nhi,hoi->nho", x, weight)
 
     def gated_linear(

@@ -3,7 +3,8 @@
 // A query row is computed with the same key tiles and the same arithmetic whether it comes alone, in a chunk or in a
 // batch: keys it may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on
 // other rows. Threads divide (request, KV head, run of query tokens), never the keys. All heads of a group share one
-// pass over K and V, and so do requests that decode after the same prefix, for the length of that prefix.
+// pass over K and V, unless there is less work than threads; so do requests that decode after the same prefix, for the
+// length of that prefix.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -16,6 +17,7 @@ namespace tandem {
 namespace {
 
 constexpr int kTaskTileRows = 192;  // query rows (token, head) that share one pass over the keys
+constexpr int kLeastHeads = 4;  // of a task whose heads are divided: with fewer, memory is the limit
 constexpr int kMaxHeadDim = 576;
 constexpr double kElementNs = 0.03;  // one thread's time per query row, key and dimension
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -36,12 +38,13 @@ template <class T> struct Call {
 };
 
 // Some of one request's query tokens; or, with `members`, one token each of requests whose first `shared` keys lie in the
-// same blocks.
+// same blocks. Of these tokens the heads [first_head, first_head + num_heads), which have one KV head.
 struct Task {
   const int32_t* members;
-  int request, kv_head, first_token, num_tokens;  // tokens counted within the request's queries
+  int request, first_token, num_tokens;  // tokens counted within the request's queries
   int first_position;
   int64_t shared, cost;
+  int kv_head, first_head, num_heads;
 };
 
 // Rows [row, row + rows) meet the keys [low, high), which lie where `request` has them.
@@ -120,7 +123,7 @@ template <class T> struct Attention {
   int32_t* positions;
 
   Attention(const Call<T>& c, const Task& t)
-      : call(c), task(t), rows(t.num_tokens * c.group()), words(c.words()), dim(c.padded_dim()) {}
+      : call(c), task(t), rows(t.num_tokens * t.num_heads), words(c.words()), dim(c.padded_dim()) {}
   Attention(const Call<T>& c, const Task& t, Workspace& workspace) : Attention(c, t) {
     const size_t sizes[] = {size_t(rows) * words, size_t(words) * kTile, size_t(kTile / kPair) * dim,
                             size_t(rows) * dim, size_t(rows), size_t(rows) * kLanes, size_t(rows)};
@@ -135,19 +138,19 @@ template <class T> struct Attention {
   }
 
   int64_t position(int row) const {
-    const int token = row / call.group();
+    const int token = row / task.num_heads;
     return task.members ? call.seq_lens[task.members[token]] - 1 : task.first_position + token;
   }
   int64_t first_visible(int64_t at) const { return call.window > 0 ? max64(0, at - call.window + 1) : 0; }
   int64_t query_token(int row) const {
-    const int token = row / call.group();
+    const int token = row / task.num_heads;
     return task.members ? call.query_start[task.members[token]]
                         : call.query_start[task.request] + task.first_token + token;
   }
 
   void load_queries() {
     for (int row = 0; row < rows; ++row) {
-      const int head = task.kv_head * call.group() + row % call.group();
+      const int head = task.first_head + row % task.num_heads;
       const T* from = call.q + query_token(row) * call.q_token_stride + head * call.q_head_stride;
       for (int w = 0; w < words; w += kLanes) {
         const int count = int(min64(kLanes, words - w));
@@ -164,8 +167,8 @@ template <class T> struct Attention {
   Span span(int index) const {
     if (!task.members) return {0, rows, task.request, first_visible(position(0)), position(rows - 1) + 1};
     if (index == 0) return {0, rows, task.members[0], 0, task.shared};
-    const int row = (index - 1) * call.group();
-    return {row, call.group(), task.members[index - 1], task.shared, position(row) + 1};
+    const int row = (index - 1) * task.num_heads;
+    return {row, task.num_heads, task.members[index - 1], task.shared, position(row) + 1};
   }
   static int64_t first_tile(const Span& span) { return span.low / kTile * kTile; }
 
@@ -194,7 +197,7 @@ template <class T> struct Attention {
   }
 
   void meet(const Span& span, const TileRows<T>& tile, const TileRows<T>* ahead, int64_t start) {
-    if (kReadsDirectly<T> && span.rows <= kTileRows && call.head_dim % kChunk == 0) {
+    if (kReadsDirectly<T> && span.rows <= kDirectRows && call.head_dim % kChunk == 0) {
       attend_directly(span, tile, ahead, start);
       return;
     }
@@ -212,7 +215,8 @@ template <class T> struct Attention {
 
   // What becomes of a tile's scores: probability words, and what the sums so far are to be scaled with.
   struct Tile {
-    alignas(64) float scores[kTileRows][kTile], probabilities[kTileRows][kTile / kPair], scale[kTileRows];
+    static constexpr int kRows = std::max(kTileRows, kDirectRows);
+    alignas(64) float scores[kRows][kTile], probabilities[kRows][kTile / kPair], scale[kRows];
   };
 
   // Rows [row, row + count) meet the packed tile.
@@ -256,13 +260,15 @@ template <class T> struct Attention {
       case 3: return attend_directly<3>(span, at, next, start);
       case 4: return attend_directly<4>(span, at, next, start);
       case 5: return attend_directly<5>(span, at, next, start);
-      default: return attend_directly<6>(span, at, next, start);
+      case 6: return attend_directly<6>(span, at, next, start);
+      case 7: return attend_directly<7>(span, at, next, start);
+      default: return attend_directly<8>(span, at, next, start);
     }
   }
 
   template <int kRows>
   void attend_directly(const Span& span, const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
-    if constexpr (kReadsDirectly<T> && kRows <= kTileRows) {
+    if constexpr (kReadsDirectly<T> && kRows <= kDirectRows) {
       const int64_t used = min64(kTile, span.high - start);
       const int vectors = int(ceil_div(used, kLanes));
       Tile tile;
@@ -280,7 +286,7 @@ template <class T> struct Attention {
 
   void store() const {
     for (int row = 0; row < rows; ++row) {
-      const int head = task.kv_head * call.group() + row % call.group();
+      const int head = task.first_head + row % task.num_heads;
       T* to = call.out + query_token(row) * call.out_token_stride + head * call.out_head_stride;
       const float total = reduce_add(load16(totals + row * kLanes)) + sink(row, head);
       const f32x16 inverse = splat(1.0f / total);
@@ -301,6 +307,7 @@ template <class T> struct Plan {
       if (call.window > 0 || length(r) != 1 || call.seq_lens[r] <= kTile) add_request(r);
       else members.push_back(r);
     share(num_threads);
+    divide_heads(num_threads);
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
   }
 
@@ -309,7 +316,28 @@ template <class T> struct Plan {
   int64_t cost_of(int64_t keys, int num_tokens) const { return keys * (num_tokens * call.group() + 8); }
 
   void add(Task task) {
-    for (task.kv_head = 0; task.kv_head < call.num_kv_heads; ++task.kv_head) tasks.push_back(task);
+    task.num_heads = call.group();
+    for (task.kv_head = 0; task.kv_head < call.num_kv_heads; ++task.kv_head) {
+      task.first_head = task.kv_head * call.group();
+      tasks.push_back(task);
+    }
+  }
+
+  // Where there are fewer tasks than threads (latents have one KV head), divides each task's heads.
+  void divide_heads(int num_threads) {
+    const int64_t wanted = ceil_div(num_threads, max64(1, int64_t(tasks.size())));
+    const int parts = int(min64(wanted, call.group() / kLeastHeads));
+    if (parts < 2) return;
+    std::vector<Task> divided;
+    for (const Task& task : tasks)
+      for (int i = 0; i < parts; ++i) {
+        const int first = task.num_heads * i / parts, last = task.num_heads * (i + 1) / parts;
+        divided.push_back(task);
+        Task& part = divided.back();
+        part.first_head += first, part.num_heads = last - first;
+        part.cost = task.cost * (last - first) / task.num_heads;
+      }
+    tasks = std::move(divided);
   }
 
   void add_request(int r) {
@@ -317,7 +345,7 @@ template <class T> struct Plan {
     for (int first = 0; first < length(r); first += tokens) {
       const int count = std::min(tokens, length(r) - first), position = call.seq_lens[r] - length(r) + first;
       const int64_t keys = call.window > 0 ? std::min(position, call.window) + count : position + count;
-      add({nullptr, r, 0, first, count, position, 0, cost_of(keys, count)});
+      add({nullptr, r, first, count, position, 0, cost_of(keys, count)});
     }
   }
 
@@ -364,7 +392,7 @@ template <class T> struct Plan {
     const int64_t parts = max64(ceil_div(count, most), wanted);
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = count * i / parts, last = count * (i + 1) / parts;
-      Task task{from + first, 0, 0, 0, int(last - first), 0, shared, cost_of(shared, int(last - first))};
+      Task task{from + first, 0, 0, int(last - first), 0, shared, cost_of(shared, int(last - first))};
       for (int64_t m = first; m < last; ++m) task.cost += cost_of(call.seq_lens[from[m]] - shared, 1);
       add(task);
     }

@@ -13,6 +13,7 @@ namespace tandem {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 template <class T> constexpr bool kReadsDirectly = std::is_same_v<T, bf16>;
 constexpr int kChunk = 2 * kLanes;  // head dimensions that fill a register of bfloat16
+constexpr int kDirectRows = 8;      // the most query rows that are worth it
 
 // The next tile's rows, to be asked for line by line.
 class Ahead {
@@ -90,7 +91,7 @@ void direct_values(const float (*probabilities)[kTile / 2], const bf16* const* v
 }
 #else
 template <class T> constexpr bool kReadsDirectly = false;
-constexpr int kChunk = 2 * kLanes;
+constexpr int kChunk = 2 * kLanes, kDirectRows = 0;
 template <int, class... Given> void direct_scores(Given...);  // never called
 template <int, class... Given> void direct_values(Given...);
 #endif

@@ -47,6 +47,16 @@ struct LinearArguments {
   int64_t out_stride, m, n, k, sum_blocks, is_packed, threads;  // blocks: of K, see `sums.h`
 };
 
+// Each head of x [m, heads, k] times its own matrix of weight [heads, n, k].
+struct LinearByHeadArguments {
+  int64_t dtype;
+  const void* x;
+  int64_t x_stride, x_head_stride;
+  const void* weight;
+  void* out;
+  int64_t out_stride, m, heads, n, k, is_packed, threads;  // heads of `out` lie side by side
+};
+
 struct GatedLinearArguments {
   int64_t dtype, activation;
   const void* x;
@@ -340,6 +350,7 @@ TANDEM_EXPORT void tandem_borrowed_time(const tandem::BorrowedTimeArguments*);
 TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
+TANDEM_EXPORT void tandem_linear_by_head(const tandem::LinearByHeadArguments*);
 TANDEM_EXPORT void tandem_pack_coded(const tandem::PackCodedArguments*);
 TANDEM_EXPORT void tandem_coded_rows(const tandem::CodedRowsArguments*);
 TANDEM_EXPORT void tandem_coded_linear(const tandem::CodedLinearArguments*);

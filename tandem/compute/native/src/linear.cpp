@@ -182,6 +182,22 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
   });
 }
 
+// Threads divide heads.
+TANDEM_EXPORT void tandem_linear_by_head(const LinearByHeadArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    const double cost = double(a->heads) * cost_ns<T>(a->m, a->n, a->k);
+    Pool::run(a->heads, split(a->heads, cost, int(a->threads)), [a](int64_t head, int64_t last) {
+      for (; head < last; ++head) {
+        const Part<T> part{static_cast<const T*>(a->weight) + head * a->n * a->k, nullptr, a->n};
+        T* const out = static_cast<T*>(a->out) + head * a->n;
+        Linear<T, T>{{part}, out, a->out_stride, a->k, 1, a->is_packed != 0}.run(
+            static_cast<const T*>(a->x) + head * a->x_head_stride, a->x_stride, a->m, 1);
+      }
+    });
+  });
+}
+
 void tandem_joined_linear(const JoinedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation
 from tandem.compute.native.bindings import NativeKernels, unavailable_reason
+from tandem.compute.order import Order
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 from tests.helpers.numbers import bits, normal
 
@@ -165,6 +166,42 @@ def test_decodes_with_a_prefix_in_common_get_the_bits_of_each_alone(
         torch.set_num_threads(num_threads)
         assert torch.equal(bits(attend(slice(0, len(requests)))), bits(alone))
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_a_head_does_not_depend_on_the_others_of_its_group(
+    kernels: NativeKernels, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that share K and V are computed together, in registers or packed, or divided among threads."""
+    cache, table = normal(0, 40, 1, 16, 64, dtype=dtype), torch.arange(40, dtype=torch.int32)[None]
+    starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([630], dtype=torch.int32)
+    q = normal(1, 1, 37, 64, dtype=dtype)
+
+    def attend(heads: slice) -> torch.Tensor:
+        return kernels.paged_attention(q[:, heads], cache, cache, table, starts, lengths, 0.125)
+
+    alone = torch.cat([attend(slice(head, head + 1)) for head in range(37)], dim=1)
+    for num_threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda number=num_threads: number)
+        for num_heads in (*range(2, 18), 37):
+            assert torch.equal(bits(attend(slice(0, num_heads))), bits(alone[:, :num_heads]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_linear_by_head_has_the_bits_of_a_product_for_each_head(
+    kernels: NativeKernels, dtype: torch.dtype, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`x` is a part of wider rows, as queries are. Packed matrices give the same bits."""
+    weight, x = normal(0, 5, 96, 64, dtype=dtype), normal(1, 40, 5, 80, dtype=dtype)[..., 8:72]
+    expected = torch.stack([kernels.linear(x[:, head], weight[head]) for head in range(5)], dim=1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    for rows in (1, 2, 40):
+        assert torch.equal(bits(kernels.linear_by_head(x[:rows], weight)), bits(expected[:rows]))
+    if kernels.can_pack((96, 64), dtype):
+        packed = torch.stack([kernels.pack(matrix) for matrix in weight])
+        found = kernels.linear_by_head(x, packed, order=Order.STRIPS)
+        assert torch.equal(bits(found), bits(expected))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
