@@ -66,9 +66,11 @@ class Speculation:
         self._measure_anew()
         self._allowance = Allowance()
         self._pause, self._num_paused = _FIRST_PAUSE, 0
+        self._paused_batch = (0, 0)  # requests to guess for, and all, when drafts were last found not to pay
         self._acceptance = _FIRST_ACCEPTANCE
         self._followed: dict[str, _Followed] = {}
-        self._times = DraftTimes()  # of the present step
+        self._times = DraftTimes()  # of the present step, without the drafter's
+        self._drafter_s = 0.0
 
     def _measure_anew(self) -> None:
         """Forget all times."""
@@ -110,7 +112,8 @@ class Speculation:
 
     def take_times(self) -> DraftTimes:
         """Returns how drafts changed the time of the last step given to `drafts`, and forgets it."""
-        times, self._times = self._times, DraftTimes()
+        times = replace(self._times, drafter_s=self._drafter_s)
+        self._times, self._drafter_s = DraftTimes(), 0.0
         return times
 
     def drafts(
@@ -163,7 +166,7 @@ class Speculation:
         is_sure = self._checking_times.count(num_rows) >= NUM_SURE
         usual_s = self._checking_times.measured(num_rows) if is_sure else None
         step_s = seconds if usual_s is None else usual_s * self._pace.factor
-        self._times = replace(self._times, plain_s=plain_s * self._pace.factor, step_s=step_s)
+        self._times = DraftTimes(plain_s=plain_s * self._pace.factor, step_s=step_s)
 
     def _at_pace(self, seconds: float, usual_s: float) -> float:
         """Time that a step of `seconds` would have taken at the usual pace; records its pace."""
@@ -204,8 +207,12 @@ class Speculation:
     def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
         """Number of tokens to guess for each request: all that are allowed if guessing costs next to nothing, few if
         its cost was never measured, else as many as are worth checking. A drafter that does not pay is tried again
-        after longer and longer pauses.
+        after longer and longer pauses, in which that is not calculated anew while the batch has as many requests.
         """
+        batch = len(candidates), num_requests
+        if batch == self._paused_batch and 0 < self._num_paused < self._pause - 1:
+            self._num_paused += 1
+            return {}
         wanted = dict.fromkeys(candidates, self._max_drafts)
         known_s = self._depth_times.seconds(len(candidates))
         if isinf(known_s) and self._depth_times.measured(len(candidates)) is None:
@@ -219,6 +226,7 @@ class Speculation:
             return worthwhile
         self._num_paused += 1
         if self._num_paused < self._pause:
+            self._paused_batch = batch
             return {}
         self._pause, self._num_paused = min(2 * self._pause, _LONGEST_PAUSE), 0
         return dict.fromkeys(candidates, 1)
@@ -242,7 +250,7 @@ class Speculation:
     def _spent_s(self, began_s: float) -> float:
         """Seconds since `began_s`, added to the drafter's time in this step."""
         seconds = self._now_s() - began_s
-        self._times = replace(self._times, drafter_s=self._times.drafter_s + seconds)
+        self._drafter_s += seconds
         return seconds
 
     def _note_cost(self, seconds: float, num_requests: int, usual_s: float = 0.0) -> None:

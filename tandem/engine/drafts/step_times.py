@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 NUM_SURE = 3  # measurements, of which one is taken to be undisturbed
 _NUM_TIMES = 9
@@ -17,7 +18,7 @@ _MOST_PASSES = 64
 _STALE_STEPS = 256  # what was measured so long ago is forgotten: contexts and other work have changed
 _DISPROVING = 0.67  # of what is usual: a step so fast shows that all before were disturbed
 _EXACT_ROWS = 16
-_UNKNOWN = float("inf")
+_UNKNOWN = inf
 
 
 @dataclass(slots=True)
@@ -50,8 +51,9 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._times: dict[int, _Times] = {}
-        self._usual: list[tuple[int, float]] = []
+        self._usual: list[tuple[int, float]] = []  # of the numbers of rows that need no other trial, ascending
         self._step = 0
+        self._first_trial = inf  # step from which on one of `_usual` is to be tried again
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Record the time of a step."""
@@ -63,7 +65,7 @@ class StepTimes:
     def pass_step(self) -> None:
         """Count a step whose time is not recorded here."""
         self._step += 1
-        if any(not self._is_known(rows) for rows, _ in self._usual):
+        if self._step >= self._first_trial:
             self._sort()
 
     def count(self, num_rows: int) -> int:
@@ -107,13 +109,11 @@ class StepTimes:
 
         return seconds
 
-    def _is_known(self, rows: int) -> bool:
-        times = self._times[rows]
-        pause = _FIRST_RETRIAL << 2 * (len(times.seconds) - 1)
-        return self._step - times.last_step < min(pause, _STALE_STEPS)
-
     def _sort(self) -> None:
-        self._usual = sorted((rows, times.usual_s) for rows, times in self._times.items() if self._is_known(rows))
+        trials = {rows: times.last_step + _pause(len(times.seconds)) for rows, times in self._times.items()}
+        known = sorted(rows for rows, trial in trials.items() if self._step < trial)
+        self._usual = [(rows, self._times[rows].usual_s) for rows in known]
+        self._first_trial = min((trials[rows] for rows in known), default=inf)
 
 
 class PlainTimes:
@@ -171,6 +171,11 @@ class PlainTimes:
         if below is not None:
             found = min(found, self._times[below].usual_s * rows / below)
         return found
+
+
+def _pause(num_times: int) -> int:
+    """Steps until a number of rows with so many measurements is tried again."""
+    return min(_FIRST_RETRIAL << 2 * (num_times - 1), _STALE_STEPS)
 
 
 def _tried_rows(num_rows: int) -> int:
