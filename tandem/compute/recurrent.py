@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.attention import Backends, StateBackend
@@ -49,10 +50,17 @@ class RecurrentBatch(AttentionBatch):
         return torch.cat((before.flatten(0, 1), x))
 
     def convolve(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: LayerRecurrent
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: LayerRecurrent,
+        *,
+        has_activation: bool,
     ) -> torch.Tensor:
-        """Causal convolution of `x` [num_tokens, channels] with `weight` [taps, channels] float32, in float32; writes
-        the next convolution inputs into `state`.
+        """Causal convolution of `x` [num_tokens, channels] with `weight` [taps, channels] float32, and SiLU if
+        `has_activation`, in float32; writes the next convolution inputs into `state`. Returns the shape and dtype of
+        `x`.
 
         Computed element by element in a fixed order of taps, so that no bit depends on how a prompt is divided.
         """
@@ -61,7 +69,9 @@ class RecurrentBatch(AttentionBatch):
         for tap in range(1, weight.shape[0]):
             out.add_(rows[self.tap_rows[:, tap]].float().mul_(weight[tap]))
         self.keep_columns(rows, state)
-        return out if bias is None else out.add_(bias)
+        if bias is not None:
+            out.add_(bias)
+        return (functional.silu(out) if has_activation else out).to(x.dtype)
 
     def keep_columns(self, rows: torch.Tensor, state: LayerRecurrent) -> None:
         """Writes the convolution inputs after the step into `state`. `rows`: returned by `with_columns`."""

@@ -149,7 +149,8 @@ def recurrent() -> None:
             backend.recur(RecurrenceInputs(q, q, v, a, b), params, state, prepared)
         scan = RecurrenceInputs(q, q, v, a, None)
         backend.recur(scan, RecurrenceParams(torch.zeros(48, 128), torch.zeros(48)), state, prepared)
-        prepared.convolve(torch.zeros(count, 4352, dtype=torch.bfloat16), torch.zeros(4, 4352), None, state)
+        x, weight = torch.zeros(count, 4352, dtype=torch.bfloat16), torch.zeros(4, 4352)
+        prepared.convolve(x, weight, None, state, has_activation=True)
 
 
 def rows() -> None:

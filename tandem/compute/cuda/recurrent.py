@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.cuda.kernels import TritonKernels
@@ -26,7 +27,13 @@ class TritonRecurrentBatch(RecurrentBatch):
     """A `RecurrentBatch` whose convolution is computed by two kernels."""
 
     def convolve(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: LayerRecurrent
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: LayerRecurrent,
+        *,
+        has_activation: bool,
     ) -> torch.Tensor:
         """See `RecurrentBatch.convolve`."""
         kernels = importlib.import_module(KERNELS)
@@ -55,7 +62,7 @@ class TritonRecurrentBatch(RecurrentBatch):
                 after, x, columns, self.column_rows, NUM_COLUMNS=taps - 1, **before
             )
             state.write_columns(self.write_pages, after)
-        return out
+        return (functional.silu(out) if has_activation else out).to(x.dtype)
 
 
 class TritonRecurrentBackend:

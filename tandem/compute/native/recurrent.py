@@ -1,6 +1,9 @@
-"""Compiled recurrence on the CPU, token by token: no bit depends on how a prompt is divided or what shares a step."""
+"""Compiled convolution and recurrence on the CPU, token by token: no bit depends on how a prompt is divided or what
+shares a step.
+"""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -9,14 +12,51 @@ from tandem.architecture.state import RecurrentSpec
 from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind
+from tandem.compute.native.codes import DTYPE_CODES
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
+CONVOLVE_FIELDS = "dtype rows tap_rows weight bias out num_tokens taps channels has_activation threads"
 RECUR_FIELDS = """
     q k v a b a_log a_bias matrices page_stride read_pages is_first query_start first_write write_pages write_ends
     out num_requests num_heads num_groups rows columns has_columns has_rates num_pages heads_per_page first_head threads
 """
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRecurrentBatch(RecurrentBatch):
+    """A `RecurrentBatch` whose convolution is compiled."""
+
+    compiled_convolve: Callable[..., None]
+
+    def convolve(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: LayerRecurrent,
+        *,
+        has_activation: bool,
+    ) -> torch.Tensor:
+        """See `RecurrentBatch.convolve`."""
+        rows, (taps, channels) = self.with_columns(x, state), weight.shape
+        assert rows.is_contiguous()
+        assert rows.shape[1] == channels
+        assert self.tap_rows.shape == (len(x), taps)
+        assert self.tap_rows.is_contiguous()
+        assert weight.is_contiguous()
+        assert weight.dtype == torch.float32
+        assert bias is None or (bias.is_contiguous() and bias.dtype == torch.float32)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self.compiled_convolve(
+            DTYPE_CODES[rows.dtype],
+            *(each.data_ptr() for each in (rows, self.tap_rows, weight)),
+            0 if bias is None else bias.data_ptr(),
+            *(out.data_ptr(), len(x), taps, channels, has_activation, torch.get_num_threads()),
+        )
+        self.keep_columns(rows, state)
+        return out
 
 
 class NativeRecurrentBackend:
@@ -32,6 +72,7 @@ class NativeRecurrentBackend:
             return
         try:
             self._recur = bind(load_library(), "tandem_recur", RECUR_FIELDS)
+            self._convolve = bind(load_library(), "tandem_convolve", CONVOLVE_FIELDS)
         except ConfigurationError as error:
             self._reason = str(error)
 
@@ -40,7 +81,9 @@ class NativeRecurrentBackend:
         return self._reason
 
     def prepare(self, batch: AttentionBatch, kv: LayerRecurrent, layers: Collection[Any]) -> RecurrentBatch:
-        return prepare_recurrent(batch, kv)
+        found = prepare_recurrent(batch, kv)
+        values = {field.name: getattr(found, field.name) for field in fields(found)}
+        return NativeRecurrentBatch(**values, compiled_convolve=self._convolve)
 
     def recur(
         self, inputs: RecurrenceInputs, params: RecurrenceParams, state: LayerRecurrent, batch: RecurrentBatch

@@ -8,7 +8,7 @@ from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
 from tandem.compute.native.index_choice import CHOOSE_BY_INDEX_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
-from tandem.compute.native.recurrent import RECUR_FIELDS
+from tandem.compute.native.recurrent import CONVOLVE_FIELDS, RECUR_FIELDS
 from tandem.compute.native.sampling import DRAW_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS
 
@@ -45,6 +45,7 @@ FIELDS = {
     "tandem_coded_linear": CODED_LINEAR_FIELDS,
     "tandem_coded_rows": CODED_ROWS_FIELDS,
     "tandem_coded_gated_linear": CODED_GATED_FIELDS,
+    "tandem_convolve": CONVOLVE_FIELDS,
     "tandem_recur": RECUR_FIELDS,
     "tandem_choose_by_index": CHOOSE_BY_INDEX_FIELDS,
     "tandem_add_over_ranks": ADD_FIELDS,

@@ -24,9 +24,8 @@ _LENGTH_EPS = 1e-6  # of the square of a query's or key's length
 class CausalConv:
     """Computes a `ConvSpec` with the tensors that it names."""
 
-    def __init__(self, spec: ConvSpec, parameters: Parameters, kernels: Kernels) -> None:
+    def __init__(self, spec: ConvSpec, parameters: Parameters) -> None:
         self._spec = spec
-        self._kernels = kernels
         weights = torch.cat([parameters.tensors[weight.name] for weight in spec.weights])
         self._weight = weights.squeeze(1).T.float().contiguous()  # [taps, channels]
         biases = [parameters.tensors[bias.name] for bias in spec.all_biases]
@@ -34,10 +33,7 @@ class CausalConv:
 
     def __call__(self, x: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch) -> torch.Tensor:
         """`x` [num_tokens, channels] -> the same shape and dtype; updates `state`, see `RecurrentBatch.convolve`."""
-        out = batch.convolve(x, self._weight, self._bias, state)
-        if self._spec.activation:
-            out = self._kernels.gated_product(out, torch.ones_like(out), "silu")
-        return out.to(x.dtype)
+        return batch.convolve(x, self._weight, self._bias, state, has_activation=self._spec.activation)
 
 
 class ProjectsOut:
@@ -64,7 +60,7 @@ class ShortConv(ProjectsOut):
 
     def __init__(self, spec: ShortConvSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._project = [parameters.linear(linear) for linear in spec.parts or (spec.project,)]
-        self._conv = CausalConv(spec.conv, parameters, kernels)
+        self._conv = CausalConv(spec.conv, parameters)
         self._out = parameters.linear(spec.out)
 
     def write(
@@ -97,7 +93,7 @@ class LinearRecurrence(ProjectsOut):
         self._gate = _linear(parameters, spec.gate_in, spec.gate)
         self._a = _linear(parameters, spec.a_in, spec.a)
         self._b = None if spec.b is None else parameters.linear(spec.b)
-        self._conv = CausalConv(spec.conv, parameters, kernels)
+        self._conv = CausalConv(spec.conv, parameters)
         a_bias = parameters.tensors[spec.a_bias.name].float()
         self._has_columns = spec.a.outputs > spec.num_heads
         self._constants = RecurrenceParams(

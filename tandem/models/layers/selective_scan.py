@@ -24,7 +24,7 @@ class SelectiveScan(ProjectsOut):
         self._x, self._gate = parameters.linear(spec.x), parameters.linear(spec.gate)
         self._terms, self._steps = parameters.linear(spec.terms), parameters.linear(spec.steps)
         self._out = parameters.linear(spec.out)
-        self._conv = CausalConv(spec.conv, parameters, kernels)
+        self._conv = CausalConv(spec.conv, parameters)
         self._widths = [spec.steps.inputs, spec.state_dim, spec.state_dim]
         self._norms = [Norm.take(norm, parameters, kernels) for norm in spec.norms]
         a_log, a_bias, self._skip = (

@@ -268,6 +268,17 @@ struct RecurArguments {
   int64_t num_pages, heads_per_page, first_head, threads;
 };
 
+// Causal convolution: of each token the rows `tap_rows` [num_tokens, taps] of `rows`, in order times those of `weight`
+// [taps, channels]. `bias` may be null.
+struct ConvolveArguments {
+  int64_t dtype;  // of rows and out
+  const void* rows;
+  const int64_t* tap_rows;
+  const float *weight, *bias;
+  void* out;
+  int64_t num_tokens, taps, channels, has_activation, threads;
+};
+
 // Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
 // [num_tokens, most]. q [heads, dim] and weights of each head, token after token; keys [block_size, dim] in each block.
 struct ChooseByIndexArguments {
@@ -364,6 +375,7 @@ TANDEM_EXPORT void tandem_experts(const tandem::ExpertsArguments*);
 TANDEM_EXPORT void tandem_choose_experts(const tandem::ChooseExpertsArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
+TANDEM_EXPORT void tandem_convolve(const tandem::ConvolveArguments*);
 TANDEM_EXPORT void tandem_recur(const tandem::RecurArguments*);
 TANDEM_EXPORT void tandem_choose_by_index(const tandem::ChooseByIndexArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
