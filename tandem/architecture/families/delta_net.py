@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixers (arXiv:2412.06464) under the names that Qwen3-Next and Qwen3.5 share."""
+"""Reads gated DeltaNet mixers (arXiv:2412.06464) with the keys and tensor names of Qwen3-Next and Qwen3.5."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""Gemma3ForConditionalGeneration: the text model inside a multimodal checkpoint of Gemma 3, read by `gemma3` from
-`text_config`. Images are not served.
+"""Gemma3ForConditionalGeneration: reads the text model inside a multimodal checkpoint of Gemma 3, with `gemma3` from
+`text_config`. Images are not served. `parameter_name` maps the text model's tensors and drops those of other parts.
 """
 
 from functools import partial

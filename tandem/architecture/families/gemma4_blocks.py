@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Gemma 4: a gated block, alone or summed with a mixture of experts."""
+"""Reads the feed-forward blocks of Gemma 4: a gated block, alone or summed with a mixture of experts."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Kimi delta attention (arXiv:2510.26692): a delta rule that decays each column of a state separately."""
+"""Reads Kimi delta attention (arXiv:2510.26692), a recurrence that decays each column of its state separately."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) with the tensor names of DeepSeek."""
+"""Reads multi-head latent attention (MLA) with the keys and tensor names of DeepSeek."""
 
 import math
 from collections.abc import Callable

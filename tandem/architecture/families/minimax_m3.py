@@ -1,7 +1,8 @@
-"""MiniMaxM3VLForCausalLM: text model of MiniMax-M3. Each KV head attends to 16 blocks of 128 tokens, chosen by an
-indexer; experts by sigmoid with a correction, and a shared block; clamped activations; unit-offset norms.
+"""MiniMaxM3VLForCausalLM: reads the `config.json` of MiniMax-M3's text model into a `ModelSpec`.
 
-Options of blocks and indexer are read under transformers' names (`index_*`) or MiniMax's (`sparse_attention_config`).
+Each KV head attends to 16 blocks of 128 tokens, chosen by an indexer (`chosen_blocks`). Experts chosen by sigmoid and a
+shared block have clamped activations (`clamped_experts`). Keys of blocks and indexer are transformers' (`index_*`) or
+MiniMax's.
 """
 
 from tandem.architecture.block_mixers import BlockAttentionSpec

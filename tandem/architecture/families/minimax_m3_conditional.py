@@ -1,4 +1,6 @@
-"""MiniMaxM3SparseForConditionalGeneration: text model of MiniMax-M3 as published. Images and video are not served."""
+"""MiniMaxM3SparseForConditionalGeneration: reads the text model inside a published checkpoint of MiniMax-M3, with
+`minimax_m3` from `text_config`. Images and video are not served.
+"""
 
 from functools import partial
 

@@ -1,5 +1,6 @@
-"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3, read from
-`text_config` by the family that its `model_type` names. Images are not served.
+"""Mistral3ForConditionalGeneration: reads the text model of Mistral Small 3.1 to 4 and of Ministral 3 from
+`text_config`, by the family that its `model_type` names. Images are not served. `parameter_name` maps the text model's
+tensors and drops those of other parts.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts. Used by `nemotron_h`."""
+"""Reads the feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts."""
 
 from dataclasses import dataclass, replace
 

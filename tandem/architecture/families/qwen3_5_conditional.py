@@ -1,5 +1,5 @@
-"""Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration: the text model of Qwen3.5 and 3.6, read from
-`text_config`. Images and video are not served.
+"""Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration: reads the text model of Qwen3.5 and 3.6 from
+`text_config`, by `qwen3_5` or `qwen3_5_moe`. Images and video are not served.
 """
 
 from tandem.architecture.families import base, qwen3_5, qwen3_5_moe

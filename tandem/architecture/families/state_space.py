@@ -1,4 +1,6 @@
-"""Mamba-2 mixers with tensor names shared by several families: one map to gate, values, keys, queries and steps."""
+"""Reads Mamba-2 mixers with keys and tensor names that several families share: one map to gate, values, keys, queries
+and steps.
+"""
 
 import math
 from dataclasses import dataclass
