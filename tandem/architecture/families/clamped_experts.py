@@ -1,4 +1,4 @@
-"""Reads the feed-forward blocks of MiniMax-M3: gated ones whose activations are clamped, and mixtures of such experts."""
+"""Reads the feed-forward blocks of MiniMax-M3: gated ones with clamped activations, and mixtures of such experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -8,7 +8,15 @@ import numpy as np
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import UnsupportedCheckpointError
-from tandem.models.gguf.families.base import PRE_NORMS, Architecture, Config, Floats, Place, Places, as_written
+from tandem.models.gguf.families.base import (
+    PRE_NORMS,
+    Architecture,
+    Config,
+    Floats,
+    TargetTensor,
+    TargetTensors,
+    as_written,
+)
 from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts, read_groups
 from tandem.models.gguf.file import GgufFile
 
@@ -28,17 +36,17 @@ def joined(keys: Floats, values: Floats) -> Floats:
     return rows.reshape(-1, rows.shape[-1])
 
 
-LATENT: Places = {
-    "attn_q": Place("self_attn.q_proj"),
-    "attn_q_a": Place("self_attn.q_a_proj"),
-    "attn_q_a_norm": Place("self_attn.q_a_layernorm"),
-    "attn_q_b": Place("self_attn.q_b_proj"),
-    "attn_kv_a_mqa": Place("self_attn.kv_a_proj_with_mqa"),
-    "attn_kv_a_norm": Place("self_attn.kv_a_layernorm"),
-    "attn_kv_b": Place("self_attn.kv_b_proj"),
-    "attn_k_b": Place("self_attn.kv_b_proj", change=joined, others=("attn_v_b.weight",)),
+LATENT: TargetTensors = {
+    "attn_q": TargetTensor("self_attn.q_proj"),
+    "attn_q_a": TargetTensor("self_attn.q_a_proj"),
+    "attn_q_a_norm": TargetTensor("self_attn.q_a_layernorm"),
+    "attn_q_b": TargetTensor("self_attn.q_b_proj"),
+    "attn_kv_a_mqa": TargetTensor("self_attn.kv_a_proj_with_mqa"),
+    "attn_kv_a_norm": TargetTensor("self_attn.kv_a_layernorm"),
+    "attn_kv_b": TargetTensor("self_attn.kv_b_proj"),
+    "attn_k_b": TargetTensor("self_attn.kv_b_proj", change=joined, others=("attn_v_b.weight",)),
     "attn_v_b": (),
-    "attn_output": Place("self_attn.o_proj"),
+    "attn_output": TargetTensor("self_attn.o_proj"),
 }
 
 

@@ -7,12 +7,12 @@ from tandem.models.gguf.families.base import (
     HEAD_NORMS,
     PRE_NORMS,
     Architecture,
-    Place,
+    TargetTensor,
 )
 
 _BEHIND = {
-    "post_attention_norm": Place("post_attention_layernorm"),
-    "post_ffw_norm": Place("post_feedforward_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
+    "post_ffw_norm": TargetTensor("post_feedforward_layernorm"),
 }
 
 OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", ATTENTION | HEAD_NORMS | GATED | _BEHIND, has_bias_option=True)

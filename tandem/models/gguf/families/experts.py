@@ -4,26 +4,28 @@ from collections.abc import Mapping
 from typing import Final
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import EXPERTS, GATED, Place, as_written
+from tandem.models.gguf.families.base import EXPERTS, GATED, TargetTensor, as_written
 
 _MOST = 1 << 12
 SIGMOID: Final = 2  # value of `expert_gating_func`; 1 is softmax
 
 SHARED_EXPERTS: Final = {
-    "ffn_gate_shexp": Place("mlp.shared_experts.gate_proj"),
-    "ffn_up_shexp": Place("mlp.shared_experts.up_proj"),
-    "ffn_down_shexp": Place("mlp.shared_experts.down_proj"),
+    "ffn_gate_shexp": TargetTensor("mlp.shared_experts.gate_proj"),
+    "ffn_up_shexp": TargetTensor("mlp.shared_experts.up_proj"),
+    "ffn_down_shexp": TargetTensor("mlp.shared_experts.down_proj"),
 }
-GROUPED: Final = GATED | EXPERTS | SHARED_EXPERTS | {"exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias")}
+GROUPED: Final = (
+    GATED | EXPERTS | SHARED_EXPERTS | {"exp_probs_b.bias": TargetTensor("mlp.gate.e_score_correction_bias")}
+)
 NEXT: Final = {
-    "nextn.eh_proj": Place("eh_proj"),
-    "nextn.embed_tokens": Place("embed_tokens"),
-    "nextn.enorm": Place("enorm"),
-    "nextn.hnorm": Place("hnorm"),
-    "nextn.shared_head_head": Place("shared_head.head"),
-    "nextn.shared_head_norm": Place("shared_head.norm"),
+    "nextn.eh_proj": TargetTensor("eh_proj"),
+    "nextn.embed_tokens": TargetTensor("embed_tokens"),
+    "nextn.enorm": TargetTensor("enorm"),
+    "nextn.hnorm": TargetTensor("hnorm"),
+    "nextn.shared_head_head": TargetTensor("shared_head.head"),
+    "nextn.shared_head_norm": TargetTensor("shared_head.norm"),
 }
-"""Places of the tensors that only the layer after the last one has, which predicts further tokens."""
+"""Targets of the tensors that only the layer after the last one has, which predicts further tokens."""
 
 _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
     (False, 64): (1, 1),

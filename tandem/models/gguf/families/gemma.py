@@ -9,17 +9,17 @@ from tandem.models.gguf.families.base import (
     HEAD_NORMS,
     Architecture,
     Config,
-    Place,
     SentencePiece,
+    TargetTensor,
     as_written,
 )
 from tandem.models.gguf.file import GgufFile
 
 _INNER = {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
-    "ffn_norm": Place("pre_feedforward_layernorm"),
-    "post_ffw_norm": Place("post_feedforward_layernorm"),
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
+    "ffn_norm": TargetTensor("pre_feedforward_layernorm"),
+    "post_ffw_norm": TargetTensor("post_feedforward_layernorm"),
 }
 _LAYERS_OF_27B, _PATTERN, _LOCAL_THETA = 62, 6, 10_000.0
 _LAYERS_OF_2_27B = 46

@@ -1,13 +1,13 @@
 """GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts more tokens."""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, Place
+from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, TargetTensor
 from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts
 from tandem.models.gguf.file import GgufFile
 
 _NORMS = {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
 }
 
 

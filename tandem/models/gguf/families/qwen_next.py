@@ -11,8 +11,8 @@ from tandem.models.gguf.families.base import (
     Architecture,
     Config,
     IndexOrder,
-    Place,
-    Places,
+    TargetTensor,
+    TargetTensors,
     channelwise,
     log_of_negated,
 )
@@ -33,26 +33,26 @@ def _half_of_groups(half: int) -> IndexOrder:
     return order
 
 
-_INNER: Places = (
+_INNER: TargetTensors = (
     ATTENTION
     | HEAD_NORMS
     | EXPERTS
     | SHARED
     | {
-        "attn_norm": Place("input_layernorm"),
-        "post_attention_norm": Place("post_attention_layernorm"),
-        "attn_qkv": Place("linear_attn.in_proj_qkv"),
-        "attn_gate": Place("linear_attn.in_proj_z"),
-        "ssm_conv1d": Place("linear_attn.conv1d", change=channelwise),
-        "ssm_dt.bias": Place("linear_attn.dt_bias"),
-        "ssm_a": Place("linear_attn.A_log", change=log_of_negated),
-        "ssm_norm": Place("linear_attn.norm"),
-        "ssm_out": Place("linear_attn.out_proj"),
+        "attn_norm": TargetTensor("input_layernorm"),
+        "post_attention_norm": TargetTensor("post_attention_layernorm"),
+        "attn_qkv": TargetTensor("linear_attn.in_proj_qkv"),
+        "attn_gate": TargetTensor("linear_attn.in_proj_z"),
+        "ssm_conv1d": TargetTensor("linear_attn.conv1d", change=channelwise),
+        "ssm_dt.bias": TargetTensor("linear_attn.dt_bias"),
+        "ssm_a": TargetTensor("linear_attn.A_log", change=log_of_negated),
+        "ssm_norm": TargetTensor("linear_attn.norm"),
+        "ssm_out": TargetTensor("linear_attn.out_proj"),
     }
     | {
         "ssm_ba": (
-            Place("linear_attn.in_proj_b", _half_of_groups(0)),
-            Place("linear_attn.in_proj_a", _half_of_groups(1)),
+            TargetTensor("linear_attn.in_proj_b", _half_of_groups(0)),
+            TargetTensor("linear_attn.in_proj_a", _half_of_groups(1)),
         )
     }
 )

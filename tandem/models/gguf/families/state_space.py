@@ -1,9 +1,9 @@
-"""GGUF's Mamba-2 mixers in hybrid models: places of their tensors, and their sizes."""
+"""GGUF's Mamba-2 mixers in hybrid models: the checkpoint's tensors for GGUF's, and readers of sizes."""
 
 from dataclasses import dataclass
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import Place, channelwise, flat, log_of_negated
+from tandem.models.gguf.families.base import TargetTensor, channelwise, flat, log_of_negated
 from tandem.models.gguf.file import GgufFile
 
 _MOST = 1 << 12
@@ -25,17 +25,17 @@ class StateSpace:
         return self.inner // self.heads
 
 
-def state_space(prefix: str) -> dict[str, Place]:
-    """Places of the tensors of a mixer whose names in a checkpoint begin with `prefix`."""
+def state_space(prefix: str) -> dict[str, TargetTensor]:
+    """Targets of a mixer's tensors, whose names in a checkpoint begin with `prefix`."""
     return {
-        "ssm_in": Place(f"{prefix}.in_proj"),
-        "ssm_conv1d.weight": Place(f"{prefix}.conv1d.weight", change=channelwise),
-        "ssm_conv1d.bias": Place(f"{prefix}.conv1d.bias"),
-        "ssm_dt.bias": Place(f"{prefix}.dt_bias"),
-        "ssm_a": Place(f"{prefix}.A_log", change=log_of_negated),
-        "ssm_d": Place(f"{prefix}.D", change=flat),
-        "ssm_norm": Place(f"{prefix}.norm", change=flat),
-        "ssm_out": Place(f"{prefix}.out_proj"),
+        "ssm_in": TargetTensor(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": TargetTensor(f"{prefix}.conv1d.weight", change=channelwise),
+        "ssm_conv1d.bias": TargetTensor(f"{prefix}.conv1d.bias"),
+        "ssm_dt.bias": TargetTensor(f"{prefix}.dt_bias"),
+        "ssm_a": TargetTensor(f"{prefix}.A_log", change=log_of_negated),
+        "ssm_d": TargetTensor(f"{prefix}.D", change=flat),
+        "ssm_norm": TargetTensor(f"{prefix}.norm", change=flat),
+        "ssm_out": TargetTensor(f"{prefix}.out_proj"),
     }
 
 
