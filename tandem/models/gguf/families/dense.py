@@ -10,12 +10,12 @@ from tandem.models.gguf.families.base import (
     TargetTensor,
 )
 
-_BEHIND = {
+_POST_NORMS = {
     "post_attention_norm": TargetTensor("post_attention_layernorm"),
     "post_ffw_norm": TargetTensor("post_feedforward_layernorm"),
 }
 
-OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", ATTENTION | HEAD_NORMS | GATED | _BEHIND, has_bias_option=True)
+OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", ATTENTION | HEAD_NORMS | GATED | _POST_NORMS, has_bias_option=True)
 SMOLLM3 = Architecture(
     "smollm3", "SmolLM3ForCausalLM", PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | GATED, has_bias_option=True
 )
