@@ -20,7 +20,7 @@ from tandem.models.gguf.families.base import (
 from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts, read_groups
 from tandem.models.gguf.file import GgufFile
 
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16  # largest accepted in a file
 _LOG_SHARE = 0.1  # NOTE: files have `mscale_all_dim` times this
 _CORRECTION = ".exp_probs_b.bias"
 
@@ -53,22 +53,22 @@ LATENT: TargetTensors = {
 def read_latents(fields: Fields, rotary_dim: object) -> dict[str, object]:
     """Sizes of latents and heads; files from before 2025 have the heads' sizes under the usual keys."""
     assert isinstance(rotary_dim, int)
-    rank = fields.count("attention.kv_lora_rank", high=_MOST)
-    key_dim = fields.count("attention.key_length", low=2, high=_MOST)
+    rank = fields.count("attention.kv_lora_rank", high=_MAX_SIZE)
+    key_dim = fields.count("attention.key_length", low=2, high=_MAX_SIZE)
     if fields.has("attention.key_length_mla"):
         if key_dim != rank + rotary_dim:
             whole = rank + rotary_dim
             raise fields.wrong("attention.key_length", f"attention.kv_lora_rank + rope.dimension_count={whole}")
-        key_dim = fields.count("attention.key_length_mla", low=2, high=_MOST)
-        value_dim = fields.count("attention.value_length_mla", high=_MOST)
+        key_dim = fields.count("attention.key_length_mla", low=2, high=_MAX_SIZE)
+        value_dim = fields.count("attention.value_length_mla", high=_MAX_SIZE)
         fields.get("attention.value_length")  # NOTE: the latent's, or in Kimi-Linear's files what nothing has
     else:
-        value_dim = fields.count("attention.value_length", high=_MOST)
+        value_dim = fields.count("attention.value_length", high=_MAX_SIZE)
     if key_dim <= rotary_dim:
         raise fields.wrong("attention.key_length", f"above rope.dimension_count={rotary_dim}")
     return {
         "kv_lora_rank": rank,
-        "q_lora_rank": fields.optional_count("attention.q_lora_rank", high=_MOST),
+        "q_lora_rank": fields.optional_count("attention.q_lora_rank", high=_MAX_SIZE),
         "qk_nope_head_dim": key_dim - rotary_dim,
         "qk_rope_head_dim": rotary_dim,
         "v_head_dim": value_dim,

@@ -6,7 +6,7 @@ from typing import Final
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import EXPERTS, GATED, TargetTensor, as_written
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 SIGMOID: Final = 2  # value of `expert_gating_func`; 1 is softmax
 
 SHARED_EXPERTS: Final = {
@@ -39,11 +39,11 @@ _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
 def read_grouped_experts(fields: Fields) -> dict[str, object]:
     """Reads numbers of experts and of dense layers, and settings of the chosen experts' weights."""
     return {
-        "n_routed_experts": fields.count("expert_count", high=_MOST),
-        "num_experts_per_tok": fields.count("expert_used_count", high=_MOST),
+        "n_routed_experts": fields.count("expert_count", high=_MAX_SIZE),
+        "num_experts_per_tok": fields.count("expert_used_count", high=_MAX_SIZE),
         "moe_intermediate_size": fields.count("expert_feed_forward_length", high=1 << 20),
         "n_shared_experts": fields.count("expert_shared_count", 0, low=0, high=64),
-        "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0, high=_MOST),
+        "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0, high=_MAX_SIZE),
         "norm_topk_prob": fields.flag("expert_weights_norm", False),
         "routed_scaling_factor": as_written(fields.number("expert_weights_scale", 1.0)),
     }

@@ -19,7 +19,7 @@ from tandem.models.gguf.families.base import (
 from tandem.models.gguf.families.qwen import SHARED, read_shared_expert
 from tandem.models.gguf.file import GgufFile
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 
 
 def _half_of_groups(half: int) -> IndexOrder:
@@ -60,15 +60,15 @@ _INNER: TargetTensors = (
 
 def read_delta_net(fields: Fields) -> dict[str, object]:
     """Sizes of the recurrent layers, and the interval of layers with attention."""
-    heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
+    heads, inner = fields.count("ssm.time_step_rank", high=_MAX_SIZE), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
     return {
         "full_attention_interval": fields.count("full_attention_interval", 4),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
-        "linear_num_key_heads": fields.count("ssm.group_count", high=_MOST),
-        "linear_key_head_dim": fields.count("ssm.state_size", high=_MOST),
+        "linear_num_key_heads": fields.count("ssm.group_count", high=_MAX_SIZE),
+        "linear_key_head_dim": fields.count("ssm.state_size", high=_MAX_SIZE),
         "linear_conv_kernel_dim": fields.count("ssm.conv_kernel", low=2, high=64),
     }
 

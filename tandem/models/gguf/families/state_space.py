@@ -6,7 +6,7 @@ from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import TargetTensor, channelwise, flat, log_of_negated
 from tandem.models.gguf.file import GgufFile
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ def state_space(prefix: str) -> dict[str, TargetTensor]:
 
 def read_state_space(file: GgufFile, fields: Fields) -> StateSpace:
     """Sizes of the mixers, the same in all layers."""
-    heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
+    heads, inner = fields.count("ssm.time_step_rank", high=_MAX_SIZE), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
     return StateSpace(
         inner=inner,
         heads=heads,
-        groups=fields.count("ssm.group_count", high=_MOST),
-        state_dim=fields.count("ssm.state_size", high=_MOST),
+        groups=fields.count("ssm.group_count", high=_MAX_SIZE),
+        state_dim=fields.count("ssm.state_size", high=_MAX_SIZE),
         taps=fields.count("ssm.conv_kernel", low=2, high=64),
         conv_bias=any(name.endswith(".ssm_conv1d.bias") for name in file.tensors),
     )
