@@ -7,7 +7,7 @@ from functools import partial
 from tandem.architecture.families import base, gemma3
 from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
-IMAGE_KEYS = (
+OTHER_PARTS_KEYS = (
     "vision_config",
     "mm_tokens_per_image",
     "boi_token_index",
@@ -20,5 +20,5 @@ IMAGE_KEYS = (
 
 
 FAMILY = base.Family(
-    partial(read_text_model, read=gemma3.read_text_model, other_parts=IMAGE_KEYS, tied=True), parameter_name
+    partial(read_text_model, read=gemma3.read_text_model, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
 )  # found by `registry`

@@ -8,7 +8,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
 _TEXT_FAMILIES = {"qwen3_5_text": qwen3_5.FAMILY, "qwen3_5_moe_text": qwen3_5_moe.FAMILY}
-IMAGE_KEYS = (
+OTHER_PARTS_KEYS = (
     "vision_config",
     "image_token_id",
     "video_token_id",
@@ -25,7 +25,7 @@ def _read_model(fields: Fields) -> ModelSpec:
         text.only("model_type", (expected,), expected)
         return _TEXT_FAMILIES[expected].read_model(text)
 
-    return read_text_model(fields, read, IMAGE_KEYS)
+    return read_text_model(fields, read, OTHER_PARTS_KEYS)
 
 
 FAMILY = base.Family(_read_model, qwen3_5.parameter_name)  # found by `registry`
