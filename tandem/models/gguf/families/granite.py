@@ -32,7 +32,7 @@ _EXPERTS = {
     "ffn_up_exps": TargetTensor("block_sparse_moe.{}.up_proj"),
     "ffn_down_exps": TargetTensor("block_sparse_moe.{}.output_linear"),
 }
-_BLOCK_BESIDE = {f"{name}_shexp": target for name, target in _BLOCK.items()}
+_SHARED_BLOCK = {f"{name}_shexp": target for name, target in _BLOCK.items()}
 
 
 def _read_multipliers(fields: Fields) -> dict[str, object]:
@@ -94,7 +94,7 @@ GRANITE_HYBRID = Architecture(
     _INNER | _BLOCK,
     _read_hybrid,
     with_experts=Architecture(
-        "granitemoehybrid", _CLASS, _INNER | _EXPERTS | _BLOCK_BESIDE, _read_hybrid, is_hybrid=True
+        "granitemoehybrid", _CLASS, _INNER | _EXPERTS | _SHARED_BLOCK, _read_hybrid, is_hybrid=True
     ),
     is_hybrid=True,
 )
