@@ -100,7 +100,7 @@ def find_tensors(file: GgufFile, config: Config, dtype: str | None) -> list[Tens
     assert isinstance(num_layers, int)
     found, left_out = [], 0
     for name, entry in file.tensors.items():
-        if architecture.has_further and architecture.further is None and _layer(name) >= num_layers:
+        if architecture.has_mtp and architecture.mtp_key is None and _layer(name) >= num_layers:
             left_out += 1
             continue
         for target in find_targets(file, architecture, name):

@@ -100,8 +100,8 @@ class Architecture:
         norm_offset: value added to the weights of norms in the file, compared with a checkpoint.
         is_hybrid: there are layers without KV heads, and so without attention.
         is_latent: keys and values are a latent shared by all heads.
-        further: key for the number of additional layers that predict further tokens; None = these are left out.
-        has_further: there may be such layers.
+        mtp_key: key for the number of additional layers that predict further tokens; None = these are left out.
+        has_mtp: there may be such layers.
         has_partial_rope: `rope.dimension_count` may be only a part of a head.
         has_bias_option: `attention_bias` says whether projections have biases; otherwise the family decides.
     """
@@ -119,8 +119,8 @@ class Architecture:
     norm_offset: float = 0.0
     is_hybrid: bool = False
     is_latent: bool = False
-    further: str | None = None
-    has_further: bool = False
+    mtp_key: str | None = None
+    has_mtp: bool = False
     has_partial_rope: bool = False
     has_bias_option: bool = False
     sentencepiece: SentencePiece = SentencePiece()

@@ -17,7 +17,7 @@ from tandem.models.gguf.families.base import (
     TargetTensors,
     as_written,
 )
-from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts, read_groups
+from tandem.models.gguf.families.experts import GROUPED, MTP_TENSORS, SIGMOID, read_grouped_experts, read_groups
 from tandem.models.gguf.file import GgufFile
 
 _MAX_SIZE = 1 << 16  # largest accepted in a file
@@ -108,9 +108,9 @@ def _read_scaling(fields: Fields, config: Config) -> dict[str, object]:
 DEEPSEEK2 = Architecture(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
-    {**PRE_NORMS, **LATENT, **GROUPED, **NEXT},
+    {**PRE_NORMS, **LATENT, **GROUPED, **MTP_TENSORS},
     _read,
     is_latent=True,
-    further="num_nextn_predict_layers",
-    has_further=True,
+    mtp_key="num_nextn_predict_layers",
+    has_mtp=True,
 )

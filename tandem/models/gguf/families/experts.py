@@ -17,7 +17,7 @@ SHARED_EXPERTS: Final = {
 GROUPED: Final = (
     GATED | EXPERTS | SHARED_EXPERTS | {"exp_probs_b.bias": TargetTensor("mlp.gate.e_score_correction_bias")}
 )
-NEXT: Final = {
+MTP_TENSORS: Final = {
     "nextn.eh_proj": TargetTensor("eh_proj"),
     "nextn.embed_tokens": TargetTensor("embed_tokens"),
     "nextn.enorm": TargetTensor("enorm"),

@@ -2,7 +2,7 @@
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, TargetTensor
-from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts
+from tandem.models.gguf.families.experts import GROUPED, MTP_TENSORS, SIGMOID, read_grouped_experts
 from tandem.models.gguf.file import GgufFile
 
 _NORMS = {
@@ -25,10 +25,10 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 GLM4_MOE = Architecture(
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    ATTENTION | HEAD_NORMS | GROUPED | NEXT | _NORMS,
+    ATTENTION | HEAD_NORMS | GROUPED | MTP_TENSORS | _NORMS,
     _read,
-    further="num_nextn_predict_layers",
-    has_further=True,
+    mtp_key="num_nextn_predict_layers",
+    has_mtp=True,
     has_partial_rope=True,
     has_bias_option=True,
 )

@@ -103,4 +103,4 @@ NEMOTRON_H = Architecture(
     activation=("mamba_hidden_act", "silu"),
     is_hybrid=True,
 )
-NEMOTRON_H_MOE = replace(NEMOTRON_H, inner=_INNER | _EXPERTS, read=_read_experts, has_further=True)
+NEMOTRON_H_MOE = replace(NEMOTRON_H, inner=_INNER | _EXPERTS, read=_read_experts, has_mtp=True)

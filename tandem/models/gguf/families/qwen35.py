@@ -121,7 +121,7 @@ QWEN35 = Architecture(
     {**_INNER, **GATED},
     _read,
     norm_offset=1.0,
-    has_further=True,
+    has_mtp=True,
     has_partial_rope=True,
 )
 QWEN35_MOE = Architecture(
@@ -130,6 +130,6 @@ QWEN35_MOE = Architecture(
     {**_INNER, **EXPERTS, **SHARED, **_FUSED},
     _read_experts,
     norm_offset=1.0,
-    has_further=True,
+    has_mtp=True,
     has_partial_rope=True,
 )
