@@ -13,7 +13,7 @@ SPARSE = "minimax_m3_sparse"  # kind of a layer that attends to chosen blocks
 _MULTIPLE = 8  # an index key has a multiple of so many elements
 
 
-def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
+def read_sparse_layers(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
     """For each layer, whether it attends to chosen blocks. `sparse`: the configuration in MiniMax's own names."""
     listed = sparse.indices("sparse_attention_freq", 2)
     without_values = sparse.indices("sparse_disable_index_value", 2)
