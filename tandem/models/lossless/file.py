@@ -51,22 +51,22 @@ class LosslessFile:
         self._file = SafetensorsFile(path)
         self._chunk = self._read_chunk()
         stored = frozenset(self._file.names())
-        self._coded = frozenset(name[: -len(part)] for part in PARTS for name in stored if name.endswith(part))
-        self._names = tuple(self._coded | {name for name in stored if not name.endswith(PARTS)})
-        for name in self._coded:
+        self._compressed = frozenset(name[: -len(part)] for part in PARTS for name in stored if name.endswith(part))
+        self._names = tuple(self._compressed | {name for name in stored if not name.endswith(PARTS)})
+        for name in self._compressed:
             self._check_parts(name, stored)
 
     def names(self) -> tuple[str, ...]:
         return self._names
 
     def outline(self, name: str) -> torch.Tensor:
-        if name not in self._coded:
+        if name not in self._compressed:
             return self._file.outline(name)
         return torch.empty(self._file.outline(name + REST).shape, dtype=torch.bfloat16, device="meta")
 
     def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
         """The numbers of `outline`; decodes all numbers from its first to its last."""
-        if name not in self._coded:
+        if name not in self._compressed:
             return self._file.read(name, outline)
         start = int(outline.storage_offset())
         steps = zip(outline.size(), outline.stride(), strict=True)
