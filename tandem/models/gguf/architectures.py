@@ -1,4 +1,6 @@
-"""Table of GGUF's architectures by name, and the name of each of their tensors in a Hugging Face checkpoint."""
+"""Table of GGUF's architectures by name, and look-up of the tensors in a Hugging Face checkpoint that each of a file's
+tensors becomes. The rows are made in `families`.
+"""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,5 @@
-"""Translation of a GGUF file's metadata into a Hugging Face configuration.
+"""Translation of a GGUF file's metadata into a Hugging Face `config.json`: here the keys that all architectures share,
+and by `Architecture.read` the others.
 
 A key of the architecture that is not read here might change the results, so it is refused.
 """

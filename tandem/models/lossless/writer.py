@@ -1,8 +1,8 @@
-"""Writer of a safetensors file with some tensors of a checkpoint, bfloat16 ones coded if wanted; see `file` for the
-layout.
+"""Writer of a safetensors file with some tensors of a checkpoint, bfloat16 ones losslessly compressed if wanted; see
+`file` for the layout.
 
-A tensor is read and coded a few MiB at a time. Sizes of coded streams are only known then, so the header is written
-last, into space reserved for the longest possible header.
+A tensor is read and compressed a few MiB at a time. Sizes of compressed streams are only known then, so the header is
+written last, into space reserved for the longest possible header.
 """
 
 import os
@@ -56,7 +56,7 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Compressed:
-    """A tensor to code."""
+    """A tensor to compress."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,8 +76,8 @@ class TensorWriter:
         on_bytes: called with the bytes of the checkpoint's tensors written since the last call.
 
     Raises:
-        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name like a part of a coded
-            tensor.
+        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name like a part of a
+            compressed tensor.
     """
 
     def __init__(self, checkpoint: Checkpoint, names: Sequence[str], *, lossless: bool, on_bytes: OnBytes) -> None:
@@ -144,7 +144,7 @@ class TensorWriter:
             file.write(piece.view(torch.uint8).numpy().data)
 
     def _write_compressed(self, file: BinaryIO, compressed: _Compressed) -> tuple[int, bytes]:
-        """Writes a coded tensor, signs and mantissas first, since their size is known. Returns the bytes of its
+        """Writes a compressed tensor, signs and mantissas first, since their size is known. Returns the bytes of its
         streams, and its table of chunks.
         """
         rest_at, size = file.tell(), prod(compressed.shape)

@@ -90,12 +90,12 @@ class Architecture:
     Args:
         model_type, class_name: its names in transformers.
         inner: targets of a layer's tensors, by their names in GGUF.
-        read: reads the architecture's own keys into the configuration.
+        read: reads the metadata keys that only this architecture has into the configuration.
         outer: names of the tensors outside of layers in a checkpoint, by GGUF's names.
         layers: prefix of a layer's tensors, before its number.
         factors: tensors of the rotary embedding, which become part of the configuration.
         activation: key of the configuration for the activation, and its value.
-        with_experts: the description to use instead if the file has experts.
+        with_experts: the description to use instead if the file has experts; None = this one.
         ends: tokens that end an answer by the published `generation_config.json`, though files name only one.
         norm_offset: value added to the weights of norms in the file, compared with a checkpoint.
         is_hybrid: there are layers without KV heads, and so without attention.

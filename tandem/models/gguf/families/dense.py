@@ -1,4 +1,4 @@
-"""GGUF's dense models without keys of their own: Olmo 2 and SmolLM3."""
+"""Describes GGUF's Olmo 2 and SmolLM3, dense models that need no metadata keys besides those common to all."""
 
 from tandem.models.gguf.families.base import (
     ATTENTION,

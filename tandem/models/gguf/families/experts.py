@@ -1,4 +1,6 @@
-"""GGUF's experts as in DeepSeek-V3: chosen by sigmoid within groups, with shared experts, after some dense layers."""
+"""Parts of descriptions of GGUF architectures with experts as in DeepSeek-V3: chosen by sigmoid within groups, with
+shared experts, after some dense layers.
+"""
 
 from collections.abc import Mapping
 from typing import Final

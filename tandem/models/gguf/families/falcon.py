@@ -1,4 +1,6 @@
-"""GGUF's Falcon-H1: attention and Mamba-2 in parallel. Its constant factors are multiplied into the file's weights."""
+"""Describes GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the weights by its constant
+factors.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import UnsupportedCheckpointError

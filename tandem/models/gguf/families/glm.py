@@ -1,4 +1,4 @@
-"""GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts more tokens."""
+"""Describes GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts tokens."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, TargetTensor

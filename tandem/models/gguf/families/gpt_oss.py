@@ -1,4 +1,6 @@
-"""GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not rounded to whole dimensions."""
+"""Describes GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not rounded to whole
+dimensions.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, Architecture, Config, TargetTensor

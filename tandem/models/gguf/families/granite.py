@@ -1,4 +1,6 @@
-"""GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts, and Granite 4 (mostly Mamba-2)."""
+"""Describes GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts, and Granite 4 (mostly
+Mamba-2).
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

@@ -1,4 +1,4 @@
-"""GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention without positions."""
+"""Describes GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention without positions."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

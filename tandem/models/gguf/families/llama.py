@@ -1,4 +1,4 @@
-"""GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
+"""Describes GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

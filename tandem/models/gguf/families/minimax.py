@@ -1,4 +1,6 @@
-"""GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated, experts by sigmoid in every layer."""
+"""Describes GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated, experts by sigmoid in every
+layer.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, PRE_NORMS, Architecture, Config, TargetTensor

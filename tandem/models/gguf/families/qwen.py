@@ -1,4 +1,4 @@
-"""GGUF's Qwen 2 and 3, dense and with experts."""
+"""Describes GGUF's Qwen 2 and 3, dense and with experts."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError

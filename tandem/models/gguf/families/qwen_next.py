@@ -1,4 +1,6 @@
-"""GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same from maps stored as separate tensors."""
+"""Describes GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same from maps stored as separate
+tensors.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""GGUF's Mamba-2 mixers in hybrid models: the checkpoint's tensors for GGUF's, and readers of sizes."""
+"""Parts of descriptions of GGUF architectures with Mamba-2 mixers: the checkpoint's tensors for GGUF's, and sizes."""
 
 from dataclasses import dataclass
 
