@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the checkpoint, and how to make it from the file.
+    """A tensor of the checkpoint, and how to make it from the file: a `TargetTensor` applied to one of its tensors.
 
     Args:
         name, shape: as in the checkpoint.

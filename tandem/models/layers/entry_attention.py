@@ -23,7 +23,8 @@ from tandem.models.parameters import Parameters
 
 
 class EntryAttention:
-    """Computes an `EntryAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
+    """`Mixer` that computes an `EntryAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
 
     States, and the batches and backends for them, are in the order of `EntryAttentionSpec.states`.
     """

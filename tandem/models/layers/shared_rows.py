@@ -19,7 +19,9 @@ from tandem.models.parameters import Parameters
 
 
 class SharedRowAttention:
-    """Computes a `SharedRowAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes a `SharedRowAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(
         self, spec: SharedRowAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels

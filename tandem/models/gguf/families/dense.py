@@ -1,4 +1,6 @@
-"""Describes GGUF's Olmo 2 and SmolLM3, dense models that need no metadata keys besides those common to all."""
+"""Rows of the table `architectures` for GGUF's Olmo 2 and SmolLM3, dense models that need no metadata keys besides
+those common to all.
+"""
 
 from tandem.models.gguf.families.base import (
     ATTENTION,

@@ -1,5 +1,5 @@
-"""Describes GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the weights by its constant
-factors.
+"""Rows of the table `architectures` for GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the
+weights by its constant factors.
 """
 
 from tandem.architecture.fields import Fields

@@ -1,5 +1,5 @@
-"""Describes GGUF's Gemma 2 and the text model of Gemma 3. Files store 1 + the weights of norms, and leave out the scale
-of scores and which layers have no window.
+"""Rows of the table `architectures` for GGUF's Gemma 2 and the text model of Gemma 3. Files store 1 + the weights of
+norms, and leave out the scale of scores and which layers have no window.
 """
 
 from tandem.architecture.fields import Fields

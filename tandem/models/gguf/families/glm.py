@@ -1,4 +1,6 @@
-"""Describes GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts tokens."""
+"""Rows of the table `architectures` for GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a
+further layer predicts tokens.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, TargetTensor

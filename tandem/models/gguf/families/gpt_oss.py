@@ -1,5 +1,5 @@
-"""Describes GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not rounded to whole
-dimensions.
+"""Rows of the table `architectures` for GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN
+not rounded to whole dimensions.
 """
 
 from tandem.architecture.fields import Fields

@@ -1,5 +1,5 @@
-"""Describes GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts, and Granite 4 (mostly
-Mamba-2).
+"""Rows of the table `architectures` for GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts,
+and Granite 4 (mostly Mamba-2).
 """
 
 from tandem.architecture.fields import Fields

@@ -1,4 +1,6 @@
-"""Describes GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention without positions."""
+"""Rows of the table `architectures` for GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention
+without positions.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

@@ -1,4 +1,6 @@
-"""Describes GGUF's LFM2: short convolutions, and attention in layers with KV heads; experts after some dense layers."""
+"""Rows of the table `architectures` for GGUF's LFM2: short convolutions, and attention in layers with KV heads; experts
+after some dense layers.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

@@ -1,4 +1,6 @@
-"""Describes GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
+"""Rows of the table `architectures` for GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are
+neighbouring rows of q and k.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (

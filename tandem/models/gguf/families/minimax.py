@@ -1,5 +1,5 @@
-"""Describes GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated, experts by sigmoid in every
-layer.
+"""Rows of the table `architectures` for GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated,
+experts by sigmoid in every layer.
 """
 
 from tandem.architecture.fields import Fields

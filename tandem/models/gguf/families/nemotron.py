@@ -1,4 +1,5 @@
-"""Describes GGUF's Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a mixer, a feed-forward block or experts.
+"""Rows of the table `architectures` for GGUF's Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a mixer, a
+feed-forward block or experts.
 
 Converters store rows of q and k in pairs, as for rotary embeddings, although these models rotate nothing.
 """

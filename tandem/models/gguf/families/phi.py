@@ -1,4 +1,6 @@
-"""Describes GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of another, as in a checkpoint."""
+"""Rows of the table `architectures` for GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of
+another, as in a checkpoint.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import LONG_FACTORS, PRE_NORMS, Architecture, Config, SentencePiece, TargetTensor

@@ -1,4 +1,4 @@
-"""Describes GGUF's Qwen 2 and 3, dense and with experts."""
+"""Rows of the table `architectures` for GGUF's Qwen 2 and 3, dense and with experts."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError

@@ -1,5 +1,5 @@
-"""Describes GGUF's Qwen3.5, dense and with experts. Files have its value heads in another order: by number within a
-group, then by group.
+"""Rows of the table `architectures` for GGUF's Qwen3.5, dense and with experts. Files have its value heads in another
+order: by number within a group, then by group.
 
 Rows are put back in the checkpoint's order. Columns are too if whole quantised blocks can be moved; the output map of
 the heads, whose blocks are longer than a head, is decoded. Rotary sections, which matter for images, become one.

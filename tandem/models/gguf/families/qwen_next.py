@@ -1,5 +1,5 @@
-"""Describes GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same from maps stored as separate
-tensors.
+"""Rows of the table `architectures` for GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same
+from maps stored as separate tensors.
 """
 
 import numpy as np
