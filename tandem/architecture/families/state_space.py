@@ -11,7 +11,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import Gating, LinearRecurrenceSpec, conv_spec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, Source, TensorSpec
 
-CHUNK_KEYS: Final = ("mamba_chunk_size",)  # a recurrence gives the same but for rounding however it is cut
+CHUNK_KEYS: Final = ("mamba_chunk_size",)  # chunks of a recurrence change only rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

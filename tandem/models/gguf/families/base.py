@@ -16,14 +16,14 @@ from tandem.models.gguf.file import GgufFile
 Config = Mapping[str, object]
 """A `config.json`, as far as it was read."""
 
-ROPE_FACTORS: Final = "rope_freqs.weight"  # this and the next: tensors that are read into the configuration
+ROPE_FACTORS: Final = "rope_freqs.weight"  # this and the next: tensors that become part of the configuration
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
 EMBEDDING: Final = "token_embd.weight"
 OUTER: Final = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-}
+}  # names in a checkpoint of the tensors outside of layers
 
 Floats = NDArray[np.float32]
 IndexOrder = Callable[[int, Config], NDArray[np.intp]]

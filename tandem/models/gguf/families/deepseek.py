@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: latent attention, experts
+"""Row of the table `architectures` for GGUF's DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: latent attention, experts
 by softmax or sigmoid.
 
 Newer files have the map from latents to keys and values in two parts, and the part for keys is transposed. Its

@@ -1,5 +1,5 @@
-"""Parts of descriptions of GGUF architectures with experts as in DeepSeek-V3: chosen by sigmoid within groups, with
-shared experts, after some dense layers.
+"""Tables of tensors and readers of keys for GGUF architectures with experts as in DeepSeek-V3: chosen by sigmoid within
+groups, with shared experts, after some dense layers.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the
+"""Row of the table `architectures` for GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the
 weights by its constant factors.
 """
 

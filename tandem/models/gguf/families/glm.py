@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a
+"""Row of the table `architectures` for GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a
 further layer predicts tokens.
 """
 

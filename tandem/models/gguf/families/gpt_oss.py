@@ -1,5 +1,5 @@
-"""Rows of the table `architectures` for GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN
-not rounded to whole dimensions.
+"""Row of the table `architectures` for GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not
+rounded to whole dimensions.
 """
 
 from tandem.architecture.fields import Fields

@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention
+"""Row of the table `architectures` for GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention
 without positions.
 """
 

@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated,
+"""Row of the table `architectures` for GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated,
 experts by sigmoid in every layer.
 """
 

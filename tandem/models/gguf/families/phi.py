@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of
+"""Row of the table `architectures` for GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of
 another, as in a checkpoint.
 """
 

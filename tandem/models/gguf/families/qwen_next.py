@@ -1,4 +1,4 @@
-"""Rows of the table `architectures` for GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same
+"""Row of the table `architectures` for GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same
 from maps stored as separate tensors.
 """
 

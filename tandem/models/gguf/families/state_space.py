@@ -1,4 +1,4 @@
-"""Parts of descriptions of GGUF architectures with Mamba-2 mixers: the checkpoint's tensors for GGUF's, and sizes."""
+"""Table of tensors and reader of sizes for GGUF architectures with Mamba-2 mixers."""
 
 from dataclasses import dataclass
 
