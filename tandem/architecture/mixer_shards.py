@@ -1,6 +1,6 @@
 """Tensor-parallel splits of token mixers: for each kind of mixer, the part that one rank of a group computes.
 
-A rank has some of the heads. Every rank computes all that the heads share: latents, index keys and the choices made by
+A rank has some of the heads. Every rank computes all that the heads share: latents, index keys and the tokens chosen by
 them. A norm over all heads takes elements from all ranks. A convolution without heads is divided by channels.
 """
 

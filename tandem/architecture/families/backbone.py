@@ -1,5 +1,5 @@
-"""Parts shared by Mamba-2 and Nemotron-H: sizes of their Mamba-2 mixers, and the names of tensors, which checkpoints
-have under `backbone`, with one norm per layer.
+"""Parts shared by Mamba-2 and Nemotron-H: sizes of their Mamba-2 mixers, the one norm of each layer, and the names of
+tensors, which checkpoints have under `backbone`.
 """
 
 import re

@@ -29,7 +29,7 @@ def read_sparse_layers(fields: Fields, sparse: Fields, num_layers: int) -> Seque
 
 
 def read_choice(fields: Fields, sparse: Fields, sizes: base.Sizes) -> tuple[BlockChoice, int]:
-    """The rule of choice, and the size of an index key."""
+    """Reads the rule by which a query chooses blocks, and the size of an index key."""
 
     def count(name: str, theirs: str, default: int) -> int:
         return sparse.count(theirs, fields.count(name, default))
