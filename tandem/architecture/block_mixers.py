@@ -58,7 +58,8 @@ class BlockAttentionSpec(BlockMixer):
     """`attention` restricted to the chosen blocks. With an `indexer` each KV head chooses by its scores; without one
     each head chooses by the products of its query with means of a block's keys (MoBA, arXiv:2502.13189).
 
-    `mean_span`: number of tokens that each stored mean covers, a divisor of the block size; 0 with an indexer.
+    Args:
+        mean_span: tokens that each stored mean of keys covers, a divisor of the block size; 0 with an indexer.
     """
 
     choice: BlockChoice
@@ -125,7 +126,11 @@ class CompressedAttentionSpec(BlockMixer):
     3. attention to the last `window` tokens.
 
     Args:
+        choice: rule by which the second attention chooses blocks.
+        keys, values: compression of `length` tokens' keys, and of their values, into one of each.
         gates: map to 3 x heads numbers, the gates of the compressed attention first.
+        stride: tokens from the beginning of one compressed key to that of the next.
+        window: tokens of the third attention, the query's own included.
     """
 
     choice: BlockChoice

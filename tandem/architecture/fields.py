@@ -1,7 +1,8 @@
 """Typed reading of one JSON object from a checkpoint, such as its `config.json`, with errors instead of guesses.
 
-An error names the key, the value found and the accepted values. `unread` lists the keys that nobody has read; the
-caller decides whether they matter. Nothing here knows what any key means.
+A missing key or an invalid value raises `CorruptCheckpointError`, which names the key, the value found and the accepted
+values. `unread` lists the keys that nobody has read; the caller decides whether they matter. Nothing here knows what
+any key means.
 """
 
 import json

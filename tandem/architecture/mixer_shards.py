@@ -1,6 +1,6 @@
 """Tensor-parallel splits of token mixers: for each kind of mixer, the part that one rank of a group computes.
 
-A rank has some of the heads. Every rank computes all that the heads share: latents, index keys and the choices made by
+A rank has some of the heads. Every rank computes all that the heads share: latents, index keys and the tokens chosen by
 them. A norm over all heads takes elements from all ranks. A convolution without heads is divided by channels.
 """
 
@@ -51,7 +51,7 @@ def _split_attention(mixer: AttentionSpec, part: RankPart) -> AttentionSpec:
         num_kv_heads=len(kv_heads),
         q_norm=_norm_of(mixer.q_norm, heads, mixer.head_dim),
         k_norm=_norm_of(mixer.k_norm, kv_heads, mixer.head_dim),
-        sinks=None if mixer.sinks is None else _entries(mixer.sinks, heads),
+        sinks=None if mixer.sinks is None else _along_first_axis(mixer.sinks, heads),
     )
 
 
@@ -78,7 +78,7 @@ def _split_shared_rows(mixer: SharedRowAttentionSpec, part: RankPart) -> SharedR
         o_groups=mixer.o_groups[part.rank * num_groups : (part.rank + 1) * num_groups],
         o=part.by_inputs(mixer.o),
         num_heads=num_heads,
-        sinks=_entries(mixer.sinks, range(part.rank * num_heads, (part.rank + 1) * num_heads)),
+        sinks=_along_first_axis(mixer.sinks, range(part.rank * num_heads, (part.rank + 1) * num_heads)),
     )
 
 
@@ -107,8 +107,8 @@ def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecu
         b=None if mixer.b is None else part.by_outputs(mixer.b),
         conv=_split_conv(mixer.conv, mixer.conv_order, rows),
         a_log=_of_heads(mixer.a_log, heads),
-        a_bias=_entries(mixer.a_bias, range(heads.start * num_decays, heads.stop * num_decays)),
-        skip=None if mixer.skip is None else _entries(mixer.skip, heads),
+        a_bias=_along_first_axis(mixer.a_bias, range(heads.start * num_decays, heads.stop * num_decays)),
+        skip=None if mixer.skip is None else _along_first_axis(mixer.skip, heads),
         out=part.by_inputs(mixer.out),
         out_norm=_output_norm(mixer, heads),
         num_heads=num_heads,
@@ -145,9 +145,9 @@ def _split_selective_scan(mixer: SelectiveScanSpec, part: RankPart) -> Selective
         conv=_split_conv(mixer.conv, "x", [kept]),
         terms=part.by_inputs(mixer.terms),
         steps=part.by_outputs(mixer.steps),
-        a_log=_entries(mixer.a_log, kept),
-        a_bias=_entries(mixer.a_bias, kept),
-        skip=_entries(mixer.skip, kept),
+        a_log=_along_first_axis(mixer.a_log, kept),
+        a_bias=_along_first_axis(mixer.a_bias, kept),
+        skip=_along_first_axis(mixer.skip, kept),
         out=part.by_inputs(mixer.out),
     )
 
@@ -228,7 +228,7 @@ def _split_vector(tensors: tuple[TensorSpec, ...], order: str, rows: Sequence[ra
     offset = 0
     for index, (name, kept) in enumerate(zip(order, rows, strict=True) if tensors else ()):
         tensor = tensors[index if len(tensors) > 1 else 0]
-        part = _entries(tensor, range(kept.start - offset, kept.stop - offset))
+        part = _along_first_axis(tensor, range(kept.start - offset, kept.stop - offset))
         yield part if len(tensors) > 1 else replace(part, name=f"{tensor.name}.{name}")
         offset += tensor.shape[0] if len(tensors) > 1 else 0
 
@@ -254,7 +254,7 @@ def _norm_of(norm: NormSpec | None, heads: range, head_dim: int) -> NormSpec | N
     return replace(norm, within=(heads.start * head_dim, heads.stop * head_dim))
 
 
-def _entries(tensor: TensorSpec, kept: range) -> TensorSpec:
+def _along_first_axis(tensor: TensorSpec, kept: range) -> TensorSpec:
     """Elements `kept` of a vector, or rows `kept` of a matrix."""
     source = tensor.source or Source(tensor.name)
     return replace(tensor, shape=(len(kept), *tensor.shape[1:]), source=source.rows(kept.start, kept.stop))
@@ -263,7 +263,7 @@ def _entries(tensor: TensorSpec, kept: range) -> TensorSpec:
 def _of_heads(tensor: TensorSpec, heads: range) -> TensorSpec:
     """Elements of `heads` in a vector, or in a tensor [1, 1, heads, 1] as in Kimi-Linear."""
     if len(tensor.shape) == 1:
-        return _entries(tensor, heads)
+        return _along_first_axis(tensor, heads)
     assert tensor.shape[:2] + tensor.shape[3:] == (1, 1, 1)
     source = replace(tensor.source or Source(tensor.name), index=0, transposed=True)
     return replace(tensor, shape=(1, 1, len(heads)), source=source.columns(heads.start, heads.stop))

@@ -110,7 +110,7 @@ class LatentAttentionSpec(BareMixer):
         kv_b: from the latent to `plain_dim` elements of a key and `value_dim` of a value, head by head.
         scale: multiplies the scores.
         rope: None = positions are not encoded.
-        is_interleaved: rotated elements 2 i and 2 i + 1 turn together, not i and i + rotary_dim / 2.
+        is_interleaved: rotated elements 2 i and 2 i + 1 are one pair, not i and i + rotary_dim / 2.
     """
 
     q_a: LinearSpec | None

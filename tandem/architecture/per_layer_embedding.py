@@ -9,13 +9,15 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerEmbeddingSpec:
-    """`after(project(activation(gate(x)) * e))` is added to the residual stream `x` (Gemma 3n, Gemma 4).
+    """`after(project(activation(gate(x)) * e))` is added to the residual stream `x` (Gemma 3n, Gemma 4), where `e` is
+    made of the layer's part of the token's row in `table` and of the input embedding.
 
     `e = (context_norm(context(h)) + table_scale * row) * scale`, where `h` is the embedding that the model begins with
     and `row` the elements from `start` on in the token's row of `table`.
 
     Args:
         table: [vocabulary, layers * size], of all layers.
+        start: first element of the layer's part of a row.
         table_scale: rounded to the dtype.
         context_norm: the same tensor for all layers.
     """

@@ -203,6 +203,8 @@ class SelectiveScanSpec(RecurrentMixer):
 
     Args:
         x: map to the input of the convolution.
+        terms, norms: map to the term of the steps, k and q, and their norms; () = none.
+        steps: map from the term of the steps to a step of each channel.
         a_log: [channels, state_dim].
         a_bias, skip: [channels].
     """

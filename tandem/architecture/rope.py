@@ -89,8 +89,8 @@ RopeScaling = (
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding of the first `rotary_dim` elements of each head, half-split: element `i` turns with element `i +
-    rotary_dim / 2`.
+    """Rotary embedding of the first `rotary_dim` elements of each head, half-split: elements `i` and `i + rotary_dim /
+    2` are one rotated pair.
 
     Args:
         attention_factor: multiplies cosines and sines.

@@ -1,5 +1,8 @@
-"""Specs of sparse latent attention: each query attends only to the tokens that an indexer scores highest, of all tokens
-kept in the KV cache (DeepSeek-V3.2, GLM-5).
+"""Specs of sparse latent attention: latent attention (`mixers`) in which each query attends only to the tokens that an
+indexer scores highest, of all tokens kept in the KV cache (DeepSeek-V3.2, GLM-5).
+
+Layers without an indexer attend to the tokens that one of an earlier layer chose. `layers.sparse_latent_attention`, of
+`tandem.models`, computes both.
 """
 
 from collections.abc import Iterator
@@ -13,10 +16,9 @@ from tandem.architecture.tensors import LayerNormSpec, LinearSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """Scores all tokens for a query, which attends to the best of them (DeepSeek-V3.2, arXiv:2512.02556).
-
-    A token's score is the sum over heads of `w * relu(q . k * head_dim ** -0.5)`, with a weight `w` and a query q of
-    each head, and one key k for all heads. If scores are equal, the earlier token is preferred.
+    """Network that scores all tokens for a query (DeepSeek-V3.2, arXiv:2512.02556). A token's score is the sum over
+    heads of `w * relu(q . k * head_dim ** -0.5)`, with a weight `w` and a query q of each head, and one key k for all
+    heads. If scores are equal, the earlier token is preferred.
 
     Args:
         name: prefix of its tensors.
@@ -46,6 +48,7 @@ class SparseLatentAttentionSpec(LatentAttentionSpec):
     """Latent attention of each query to the `top_k` tokens that an indexer scores highest; its own token is scored too.
 
     Args:
+        top_k: the most tokens that a query attends to.
         chosen_by: name of the indexer, this layer's own or that of an earlier one.
         indexer: None = an earlier layer has the indexer, and its choice is used (GLM-5).
     """
@@ -68,7 +71,7 @@ class SparseLatentAttentionSpec(LatentAttentionSpec):
             yield from self.indexer.tensors()
 
     def state(self, dtype: str) -> IndexedLatentSpec:
-        """State kept per token when stored as `dtype`."""
+        """Latents per token, and with an own indexer index keys, stored as `dtype`."""
         index_dim = 0 if self.indexer is None else self.indexer.head_dim
         return IndexedLatentSpec(self.rank, self.rotary_dim, dtype, index_dim)
 

@@ -1,4 +1,6 @@
-"""Splits of linear maps among the ranks of a tensor-parallel group, or the reason why a map cannot be split."""
+"""Splits of linear maps among the ranks of a tensor-parallel group. Where a map cannot be split, `IndivisibleError`
+says why.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -29,8 +31,8 @@ class RankPart:
         return by_outputs(spec, self.rank, self.num_ranks)
 
     def by_inputs(self, spec: LinearSpec) -> LinearSpec:
-        """A rank's part of the map: consecutive inputs, as whole blocks of the sum. The bias is added once, to the sum
-        over all ranks.
+        """A rank's part of the map: consecutive inputs, whose sum is a node of the fixed tree in which all inputs are
+        added (`LinearSpec.sum_blocks`). The bias is added once, to the sum over all ranks.
 
         A quantised map is split by outputs instead, and the inputs of all ranks are gathered.
         """

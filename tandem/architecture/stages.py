@@ -1,8 +1,8 @@
 """Pipeline stages: consecutive layers of a model that some ranks of a worker compute, as a `ModelSpec` of their own.
 
 The first stage has the embedding, the last the final norm and the head. Stages have equal numbers of layers if the
-model allows it. Only the residual stream crosses a cut, so layers that read another layer's state stay together with
-it. A model that cannot be cut is refused.
+model allows it. Only the residual stream is passed from stage to stage, so layers that read another layer's state stay
+together with it. A model that cannot be divided is refused.
 """
 
 from collections.abc import Iterator

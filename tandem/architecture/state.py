@@ -58,9 +58,7 @@ class Plane:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive bytes of a layer's state in a block: `num_heads` heads, which ranks divide, or a single one that each
-    rank keeps whole.
-
-    `is_cut`: its heads may lie in different pages.
+    rank keeps whole. `is_cut`: its heads may lie in different pages.
     """
 
     name: str

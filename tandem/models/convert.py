@@ -45,8 +45,8 @@ def convert(
         ConfigurationError: `target` is not empty, or files of another conversion lie beside it.
     """
     outlines = {name: checkpoint.outline(name) for name in checkpoint.names}
-    coded = [name for name, outline in outlines.items() if lossless and outline.dtype == torch.bfloat16]
-    if lossless and not coded:
+    compressed = [name for name, outline in outlines.items() if lossless and outline.dtype == torch.bfloat16]
+    if lossless and not compressed:
         found = ", ".join(sorted({str(outline.dtype).removeprefix("torch.") for outline in outlines.values()}))
         raise UnsupportedCheckpointError(
             f"{checkpoint.directory} has no bfloat16 tensors, only {found}, so --lossless gains nothing; leave it out"
@@ -73,7 +73,7 @@ def convert(
     before = sum(path.stat().st_size for path in checkpoint.paths)
     after = sum((output.path / name).stat().st_size for name in files.values())
     output.finish()
-    return Conversion(len(outlines), len(coded), before, after)
+    return Conversion(len(outlines), len(compressed), before, after)
 
 
 def _file_name(path: Path, num_files: int, ending: str) -> str:

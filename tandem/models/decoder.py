@@ -38,7 +38,7 @@ class StepTokens:
     Args:
         batches: the prepared batch of each state that these layers read, by the state's index.
         embeddings: input embeddings, if the layers need them; else None.
-        choices: the tokens or blocks that earlier layers chose to attend to, for these tokens.
+        choices: for these tokens, the tokens to attend to that indexers of earlier layers chose, by indexer.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64

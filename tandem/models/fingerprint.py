@@ -23,8 +23,8 @@ _PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sa
 
 
 def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, model: ModelSpec) -> str:
-    """Fingerprint of a model, 64 hexadecimal digits. It does not depend on how tensors are distributed over files, nor
-    on token ids and limits that do not change KV.
+    """Fingerprint of a model, 64 hexadecimal digits, with the tensors of `plan`, which are taken from `sources`. It
+    does not depend on how tensors are distributed over files, nor on token ids and limits that do not change KV.
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())

@@ -136,7 +136,7 @@ def load_model(
     _check_dtype_name(dtype)
     family = find_family(fields)
     spec = family.read_model(fields)
-    _tell_rope_factors(spec, max_model_len)
+    _log_rope_factors(spec, max_model_len)
     spec = choose_rope_factors(spec, max_model_len)
     check_ropes(mixer.rope for mixer in spec.mixers)
     if links is not None:  # NOTE: refused before files are opened
@@ -172,7 +172,7 @@ def load_model(
     return LoadedModel(spec, decoder, generation.defaults, plan.num_bytes(spec.dtype), states, in_stages)
 
 
-def _tell_rope_factors(spec: ModelSpec, max_model_len: int | None) -> None:
+def _log_rope_factors(spec: ModelSpec, max_model_len: int | None) -> None:
     """Logs which list of LongRoPE factors is used for all sequences, if the model has any."""
     length = spec.max_position_embeddings if max_model_len is None else max_model_len
     for scaling in {mixer.rope.scaling for mixer in spec.mixers if mixer.rope is not None}:

@@ -40,7 +40,9 @@ class Parameters:
         return self.tensors[f"{spec.name}.bias"] if spec.bias else None
 
     def spread(self, own: Experts, bounds: tuple[int, ...] | None) -> Experts:
-        """All experts of a layer, of which this rank has `own`. `bounds`: as in a `MixtureOfExpertsSpec`."""
+        """All experts of a layer, of which this rank has `own`, as one object that exchanges outputs with the other
+        ranks. `bounds`: as in a `MixtureOfExpertsSpec`.
+        """
         if bounds is None:
             return own
         assert self.collectives is not None, "shards are loaded for a group"
@@ -49,6 +51,8 @@ class Parameters:
     def over_ranks(
         self, function: Callable[[torch.Tensor], torch.Tensor], size: int, within: tuple[int, int]
     ) -> SpreadRows:
-        """Applies `function` to rows of `size` elements, of which this rank has `within`; see `SpreadRows`."""
+        """Function that applies `function` to whole rows of `size` elements, of which each rank has the elements
+        `within`, and returns this rank's elements of the result.
+        """
         assert self.collectives is not None, "shards are loaded for a group"
         return SpreadRows(function, size, within, self.collectives)

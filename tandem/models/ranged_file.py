@@ -30,7 +30,8 @@ class NoRangesError(Exception):
 
 
 class RangedFile:
-    """A `GgufSource` over HTTP. When more of the header is needed, the number of fetched bytes doubles.
+    """A `GgufSource` over HTTP; methods are described there. When more of the header is needed, the number of fetched
+    bytes doubles.
 
     Args:
         name: for messages.

@@ -26,7 +26,7 @@ _FLOATS = ("float32", "bfloat16", "float16")
 _REMEDY = "weights and config.json are of different models; download both again from one place"
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
-Sources = Mapping[str, Source]
+Sources = Mapping[str, Source]  # by name in a plan
 """Name of a `LoadingPlan`'s tensor -> the part of a tensor of the checkpoint, by the checkpoint's name."""
 
 TensorLoader = Callable[[TensorSpec, Source], torch.Tensor]
@@ -39,9 +39,7 @@ def match_parameters(
     stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """Finds the sources of all parameters. Returns the spec with the actual `tie_word_embeddings` and the stored form
-    of experts, the plan of loading, and the sources.
-
-    `stored`: names as returned by `stored_names`.
+    of experts, the plan of loading, and the sources. `stored`: names as returned by `stored_names`.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.

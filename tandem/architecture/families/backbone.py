@@ -1,4 +1,6 @@
-"""Mamba-2 mixers and tensor names shared by Mamba-2 and Nemotron-H: tensors under `backbone`, one norm per layer."""
+"""Parts shared by Mamba-2 and Nemotron-H: sizes of their Mamba-2 mixers, the one norm of each layer, and the names of
+tensors, which checkpoints have under `backbone`.
+"""
 
 import re
 from typing import Final

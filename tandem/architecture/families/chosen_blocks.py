@@ -13,7 +13,7 @@ SPARSE = "minimax_m3_sparse"  # kind of a layer that attends to chosen blocks
 _MULTIPLE = 8  # an index key has a multiple of so many elements
 
 
-def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
+def read_sparse_layers(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
     """For each layer, whether it attends to chosen blocks. `sparse`: the configuration in MiniMax's own names."""
     listed = sparse.indices("sparse_attention_freq", 2)
     without_values = sparse.indices("sparse_disable_index_value", 2)
@@ -29,7 +29,7 @@ def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[b
 
 
 def read_choice(fields: Fields, sparse: Fields, sizes: base.Sizes) -> tuple[BlockChoice, int]:
-    """The rule of choice, and the size of an index key."""
+    """Reads the rule by which a query chooses blocks, and the size of an index key."""
 
     def count(name: str, theirs: str, default: int) -> int:
         return sparse.count(theirs, fields.count(name, default))

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of MiniMax-M3: gated ones whose activations are clamped, and mixtures of them."""
+"""Reads the feed-forward blocks of MiniMax-M3: gated ones with clamped activations, and mixtures of such experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Configuration of DeepSeek-V4's layers: their kinds, the tokens per entry (`entry_mixers`), and rotary embeddings."""
+"""Reads the kinds of DeepSeek-V4's layers, their tokens per entry (a vector compressed from several tokens, see
+`entry_mixers`), and their rotary embeddings.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +9,7 @@ from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.rope import RopeSpec, read_rope
 
-CHOSEN, ALL = "compressed_sparse_attention", "heavily_compressed_attention"  # kinds of layers, by entries
+CHOSEN, ALL = "compressed_sparse_attention", "heavily_compressed_attention"  # layers attend to chosen or all entries
 _SPANS = {CHOSEN: 4, ALL: 128}
 _OLDER_KEYS = {CHOSEN: "compress_rate_csa", ALL: "compress_rate_hca"}
 _KIND_OF_RATIO = {0: base.SLIDING, 4: CHOSEN, 128: ALL}

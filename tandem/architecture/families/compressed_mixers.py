@@ -1,4 +1,6 @@
-"""Attention of DeepSeek-V4: layers with a sliding window, and layers that also attend to compressed entries."""
+"""Reads the attention of DeepSeek-V4 into specs of `entry_mixers`: layers with a sliding window alone, and layers that
+also attend to entries, vectors compressed from several tokens each.
+"""
 
 from tandem.architecture.entry_mixers import EntryAttentionSpec, EntryIndexerSpec, SharedRowAttentionSpec
 from tandem.architecture.families import base

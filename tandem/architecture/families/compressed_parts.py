@@ -1,4 +1,6 @@
-"""Parts of DeepSeek-V4's attention with their tensor names: output maps of groups of heads, and pools of entries."""
+"""Builds specs of parts of DeepSeek-V4's attention with their tensor names: output maps of groups of heads, and pools,
+which compress tokens into entries (`entry_mixers`).
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""DeepseekV2ForCausalLM: DeepSeek-V2, V2-Lite and Coder-V2. Latent attention; experts chosen by softmax."""
+"""DeepseekV2ForCausalLM: reads the `config.json` of DeepSeek-V2, V2-Lite and Coder-V2 into a `ModelSpec`: latent
+attention (`latents`), and experts chosen by softmax (`grouped_experts`).
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (

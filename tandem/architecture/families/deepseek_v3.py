@@ -1,4 +1,5 @@
-"""DeepseekV3ForCausalLM: DeepSeek-V3 and R1, Kimi-K2. Latent attention; experts in groups, chosen by sigmoid.
+"""DeepseekV3ForCausalLM: reads the `config.json` of DeepSeek-V3, R1 and Kimi-K2 into a `ModelSpec`: latent attention
+(`latents`), and experts in groups, chosen by sigmoid (`grouped_experts`).
 
 An additional layer after the last one predicts further tokens (multi-token prediction).
 """

@@ -1,5 +1,5 @@
-"""DeepseekV32ForCausalLM: DeepSeek-V3.2. As DeepSeek-V3, but each query attends only to the 2,048 tokens scored
-highest.
+"""DeepseekV32ForCausalLM: reads the `config.json` of DeepSeek-V3.2 into a `ModelSpec`: as `deepseek_v3`, but each query
+attends only to the 2,048 tokens that an indexer scores highest (`indexers`).
 
 Additional layers that predict further tokens are not served.
 """

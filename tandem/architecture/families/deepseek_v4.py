@@ -1,7 +1,9 @@
-"""DeepseekV4ForCausalLM: DeepSeek-V4. Attention to a window and to compressed entries of earlier tokens; experts chosen
-by token id in the first layers and by score in the others; several residual streams.
+"""DeepseekV4ForCausalLM: reads the `config.json` of DeepSeek-V4 into a `ModelSpec`, part by part in other modules.
 
-Published files have DeepSeek's own tensor names; those of `transformers` are read too. Modules that predict further
+A query attends to a window of recent tokens and to entries, vectors compressed from several tokens each
+(`compressed_mixers`). Experts are chosen by token id in the first layers and by score in the others (`token_experts`).
+Blocks read and write several residual streams (`streams`). Published files have DeepSeek's own tensor names, which
+`parameter_name` maps to those of `transformers`; files with the latter are read too. Modules that predict further
 tokens are not served.
 """
 
@@ -29,7 +31,7 @@ _DEFAULTS = base.Defaults(
     vocab=129_280,
 )
 _UNUSED_KEYS = (*TRAINING_KEYS, "expert_dtype", "first_k_dense_replace", "num_nextn_predict_layers")
-_WIDTH = {"moe_intermediate_size": "intermediate_size"}  # of experts, and of the block beside them
+_WIDTH = {"moe_intermediate_size": "intermediate_size"}  # inner size of experts and of the shared block
 
 
 def _read_model(fields: Fields) -> ModelSpec:

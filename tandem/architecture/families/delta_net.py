@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixers (arXiv:2412.06464) under the names that Qwen3-Next and Qwen3.5 share."""
+"""Reads gated DeltaNet mixers (arXiv:2412.06464) with the keys and tensor names of Qwen3-Next and Qwen3.5."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import Gating, LinearRecurrenceSpec, conv_spec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, TensorSpec
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +64,16 @@ class DeltaNetSizes:
 
 def read_delta_net(fields: Fields, sizes: Sizes) -> DeltaNetSizes:
     """Reads the sizes of mixers whose keys begin with `linear_`."""
-    heads = fields.count("linear_num_value_heads", 32, high=_MOST)
-    groups = fields.count("linear_num_key_heads", 16, high=_MOST)
+    heads = fields.count("linear_num_value_heads", 32, high=_MAX_SIZE)
+    groups = fields.count("linear_num_key_heads", 16, high=_MAX_SIZE)
     if heads % groups:
         raise fields.wrong("linear_num_key_heads", f"a divisor of linear_num_value_heads={heads}")
     return DeltaNetSizes(
         hidden=sizes.hidden,
         num_heads=heads,
         num_groups=groups,
-        key_dim=fields.count("linear_key_head_dim", 128, high=_MOST),
-        value_dim=fields.count("linear_value_head_dim", 128, high=_MOST),
+        key_dim=fields.count("linear_key_head_dim", 128, high=_MAX_SIZE),
+        value_dim=fields.count("linear_value_head_dim", 128, high=_MAX_SIZE),
         taps=fields.count("linear_conv_kernel_dim", 4, low=2, high=64),
         eps=sizes.eps,
     )

@@ -1,4 +1,6 @@
-"""Hybrids of gated DeltaNet layers and layers of gated attention (Qwen3-Next, Qwen3.5), usually three to one."""
+"""Reads parts shared by Qwen3-Next and Qwen3.5: the mixers, usually three gated DeltaNets (`delta_net`) to one gated
+attention, and the layers for multi-token prediction.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

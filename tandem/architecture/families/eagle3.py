@@ -18,7 +18,7 @@ from tandem.core.errors import UnsupportedCheckpointError
 
 LAYER = "midlayer"  # prefix of its layer's tensors
 DIRECTORIES = ("eagle3", "eagle")
-"""Where a head lies beside the model's checkpoint, inside its directory; the first is looked into first."""
+"""Names of a head's directory inside that of the model's checkpoint; the first is preferred."""
 _OTHER_LAYER = "layers.0"
 _UNUSED = ("t2d",)  # marks the model's tokens that the head has; the offsets say the same
 _DEFAULTS = base.Defaults(max_positions=2048)

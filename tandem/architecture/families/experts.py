@@ -1,6 +1,6 @@
-"""Mixtures of experts with tensor names that several families share (Qwen, GLM, Mixtral, gpt-oss).
+"""Builds specs of mixtures of experts with tensor names that several families share (Qwen, GLM, Mixtral, gpt-oss).
 
-Names in a router have no prefix at first: `mixture_of_experts` and `mixtral_experts` add it.
+The tensor names of a given `router` have no prefix: `mixture_of_experts` and `mixtral_experts` add it.
 """
 
 from typing import Final
@@ -54,7 +54,7 @@ def mixtral_gated(sizes: base.Sizes, prefix: str, intermediate: int | None = Non
 
 
 def stacked_experts(sizes: base.Sizes, prefix: str, num_experts: int, intermediate: int) -> tuple[GatedSpec, ...]:
-    """Experts stored as stacks, see `expert_stacks`."""
+    """Experts whose matrices are in two stacks per layer, `gate_up_proj` and `down_proj`, under `prefix`."""
     return tuple(
         from_stack(base.gated(sizes, f"{prefix}.{expert}", intermediate), prefix, expert)
         for expert in range(num_experts)

@@ -1,4 +1,4 @@
-"""FalconH1ForCausalLM: Falcon-H1. Attention and Mamba-2 in parallel in each layer; a constant factor on each map."""
+"""FalconH1ForCausalLM: reads a model of attention and Mamba-2 in parallel in each layer, with a factor on each map."""
 
 from dataclasses import replace
 

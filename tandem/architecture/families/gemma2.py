@@ -1,5 +1,5 @@
-"""Gemma2ForCausalLM: Gemma 2. Windows on every other layer, unit-offset and sandwich norms, softcaps on scores and
-logits.
+"""Gemma2ForCausalLM: reads Gemma 2's `config.json` into a `ModelSpec`: windows on every other layer, norms with a
+factor of 1 + weight before and after each block (`sandwich_layer`), softcaps on scores and logits.
 """
 
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Gemma3ForCausalLM: text model of Gemma 3. Local and global layers, each kind with its own rotary embedding;
-unit-offset and sandwich norms.
+"""Gemma3ForCausalLM: reads the `config.json` of Gemma 3's text model into a `ModelSpec`: local and global layers, each
+kind with its own rotary embedding; norms with a factor of 1 + weight before and after each block.
 
 `attn_logit_softcapping` is read and, as in transformers, has no effect in this family, which has norms of q and k
 instead.

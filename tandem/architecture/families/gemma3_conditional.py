@@ -1,5 +1,5 @@
-"""Gemma3ForConditionalGeneration: the text model inside a multimodal checkpoint of Gemma 3, read by `gemma3` from
-`text_config`. Images are not served.
+"""Gemma3ForConditionalGeneration: reads the text model inside a multimodal checkpoint of Gemma 3, with `gemma3` from
+`text_config`. Images are not served. `parameter_name` maps the text model's tensors and drops those of other parts.
 """
 
 from functools import partial
@@ -7,7 +7,7 @@ from functools import partial
 from tandem.architecture.families import base, gemma3
 from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
-IMAGE_KEYS = (
+OTHER_PARTS_KEYS = (
     "vision_config",
     "mm_tokens_per_image",
     "boi_token_index",
@@ -20,5 +20,5 @@ IMAGE_KEYS = (
 
 
 FAMILY = base.Family(
-    partial(read_text_model, read=gemma3.read_text_model, other_parts=IMAGE_KEYS, tied=True), parameter_name
+    partial(read_text_model, read=gemma3.read_text_model, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
 )  # found by `registry`

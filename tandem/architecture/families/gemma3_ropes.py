@@ -1,4 +1,4 @@
-"""Rotary embeddings of Gemma 3: one for local layers and one, scaled, for global ones."""
+"""Reads the rotary embeddings of Gemma 3: one for local layers and one, scaled, for global ones."""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

@@ -1,7 +1,7 @@
-"""Gemma4ForCausalLM: text model of Gemma 4. Norms around each block, per-layer embeddings, experts in parallel with a
-gated block.
+"""Gemma4ForCausalLM: reads the `config.json` of Gemma 4's text model into a `ModelSpec`: norms around each block,
+per-layer embeddings, experts in parallel with a gated block.
 
-Attention is read in `gemma4_attention`. `layer_scalar` multiplies the residual stream at the end of each layer.
+Parts are read in the modules `gemma4_*`. `layer_scalar` multiplies the residual stream at the end of each layer.
 """
 
 from dataclasses import replace

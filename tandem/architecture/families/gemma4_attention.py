@@ -1,4 +1,4 @@
-"""Attention of Gemma 4: layers that share K and V, values equal to keys, a rotary embedding for each type of layer.
+"""Reads the attention of Gemma 4: layers that share K and V, values equal to keys, rotary embeddings by type of layer.
 
 The last `num_kv_shared_layers` layers read the K and V of the last layer of their kind before them. With
 `attention_k_eq_v`, global layers have no `v_proj`.

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Gemma 4: a gated block, alone or summed with a mixture of experts."""
+"""Reads the feed-forward blocks of Gemma 4: a gated block, alone or summed with a mixture of experts."""
 
 from collections.abc import Sequence
 
@@ -45,10 +45,15 @@ def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpe
         renormalise=True,
         expert_scales=TensorSpec("router.per_expert_scale", (num_experts,)),
     )
-    return [_beside(sizes, base.layer_prefix(index), block, router, width) for index, block in enumerate(blocks)]
+    return [
+        _parallel_with_experts(sizes, base.layer_prefix(index), block, router, width)
+        for index, block in enumerate(blocks)
+    ]
 
 
-def _beside(sizes: base.Sizes, prefix: str, block: GatedSpec, router: RouterSpec, width: int) -> ParallelSpec:
+def _parallel_with_experts(
+    sizes: base.Sizes, prefix: str, block: GatedSpec, router: RouterSpec, width: int
+) -> ParallelSpec:
     """Sum of `block` and experts, each between its own norms; the router has its own norm of the input."""
     experts = MixtureOfExpertsSpec(
         router=router.under(prefix),

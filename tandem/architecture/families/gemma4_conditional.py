@@ -1,5 +1,6 @@
-"""Gemma4ForConditionalGeneration: the text model inside a multimodal checkpoint of Gemma 4, read by `gemma4` from
-`text_config`. Images and sound are not served.
+"""Gemma4ForConditionalGeneration: reads the text model inside a multimodal checkpoint of Gemma 4, with `gemma4` from
+`text_config`. Images and sound are not served. `parameter_name` maps the text model's tensors and drops those of other
+parts.
 """
 
 from functools import partial

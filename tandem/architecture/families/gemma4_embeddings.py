@@ -1,4 +1,4 @@
-"""Per-layer embeddings of Gemma 4: of each token, a row that each layer adds to the residual stream."""
+"""Reads the per-layer embeddings of Gemma 4: of each token, a row that each layer adds to the residual stream."""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

@@ -1,4 +1,4 @@
-"""Head counts and sizes of Gemma 4's layers, which differ between global and sliding layers."""
+"""Reads head counts and sizes of Gemma 4's layers, which differ between global and sliding layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

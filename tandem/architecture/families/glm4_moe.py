@@ -1,4 +1,5 @@
-"""Glm4MoeForCausalLM: GLM 4.5 to 4.7. Half of each head is rotated; experts are chosen by sigmoid with a correction.
+"""Glm4MoeForCausalLM: reads the `config.json` of GLM 4.5 to 4.7 into a `ModelSpec`: attention in which half of each
+head is rotated, and experts as in `deepseek_v3` (`grouped_experts`).
 
 An additional layer after the last one predicts further tokens (multi-token prediction).
 """

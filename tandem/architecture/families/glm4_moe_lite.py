@@ -1,4 +1,6 @@
-"""Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction."""
+"""Glm4MoeLiteForCausalLM: reads the `config.json` of GLM-4.7-Flash into a `ModelSpec`: as `deepseek_v3`, with other
+defaults and a list of the layers without experts.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import UNUSED_KEYS, RoutingDefaults, build_model, read_dense

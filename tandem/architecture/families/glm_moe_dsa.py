@@ -1,5 +1,5 @@
-"""GlmMoeDsaForCausalLM: GLM-5. Sparse latent attention, in which some layers choose tokens and the next ones reuse
-their choice; experts chosen by sigmoid with a correction.
+"""GlmMoeDsaForCausalLM: reads the `config.json` of GLM-5 into a `ModelSpec`: as `deepseek_v32`, but only some layers
+choose the tokens to attend to, and the next ones reuse their choice (`indexers`).
 
 Additional layers that predict further tokens are not served.
 """

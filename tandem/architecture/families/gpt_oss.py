@@ -1,4 +1,6 @@
-"""GptOssForCausalLM: attention sinks, a window on every other layer, experts with biases and clamped activations."""
+"""GptOssForCausalLM: reads gpt-oss's `config.json` into a `ModelSpec`: attention sinks, a window on every other layer,
+experts with biases and clamped activations.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""GraniteForCausalLM: Granite 3. As Llama, with constant factors on embeddings, scores, block outputs and logits."""
+"""GraniteForCausalLM: reads Granite 3's `config.json` into a `ModelSpec`: as `llama`, with constant factors on
+embeddings, scores, block outputs and logits. Other modules of Granite build on its functions.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

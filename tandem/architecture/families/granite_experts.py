@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Granite's mixtures of experts (3 and 4), with or without a shared block."""
+"""Reads the feed-forward blocks of Granite's mixtures of experts (3 and 4), with or without a shared block."""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""GraniteMoeHybridForCausalLM: Granite 4. Mamba-2 layers, and attention in a few; the constant factors of Granite 3."""
+"""GraniteMoeHybridForCausalLM: reads Granite 4's `config.json` into a `ModelSpec`: Mamba-2 layers (`state_space`),
+attention in a few, the constant factors of `granite`, and the blocks of `granite_experts`.
+"""
 
 from tandem.architecture.families import base, granite
 from tandem.architecture.families.experts import TRAINING_KEYS

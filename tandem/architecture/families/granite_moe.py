@@ -1,4 +1,6 @@
-"""GraniteMoeForCausalLM: Granite 3's mixtures of experts. As Granite 3, with the experts of Granite 4."""
+"""GraniteMoeForCausalLM: reads the `config.json` of Granite 3's mixtures of experts into a `ModelSpec`: as `granite`,
+with the blocks of `granite_experts`.
+"""
 
 from tandem.architecture.families import base, granite
 from tandem.architecture.families.experts import TRAINING_KEYS

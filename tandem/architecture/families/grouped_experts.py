@@ -1,5 +1,7 @@
-"""Experts in groups, with shared experts and some dense first layers, with the tensor names of DeepSeek. Used by
-several families (DeepSeek, GLM, Kimi, Mistral 4).
+"""Reads mixtures of experts in groups, with shared experts and some dense first layers, with the keys and tensor names
+of DeepSeek, for several families (DeepSeek, GLM, Kimi, Mistral 4).
+
+A router may choose by scores plus a correction of each expert, which does not count for the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.model import ModelSpec, MtpNames
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
-UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")  # change no result
+UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")  # of configurations; change no result
 _DENSE, _SPARSE = "dense", "sparse"
 _EPSILON = 1e-20
 

@@ -1,4 +1,6 @@
-"""Sparse latent attention (DSA) with the tensor names of DeepSeek-V3.2: the layers with an indexer, and its sizes."""
+"""Reads sparse latent attention (DSA) with the keys and tensor names of DeepSeek-V3.2: the layers with an indexer,
+which scores tokens for each query, and its sizes.
+"""
 
 from collections.abc import Callable, Sequence
 

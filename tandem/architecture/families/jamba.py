@@ -1,4 +1,6 @@
-"""JambaForCausalLM: Mamba layers; attention without positions in one layer of eight; experts in every other layer."""
+"""JambaForCausalLM: reads Jamba's `config.json` into a `ModelSpec`: Mamba layers (`selective_scan`), attention without
+positions in one layer of eight, experts in every other layer.
+"""
 
 from collections.abc import Callable
 

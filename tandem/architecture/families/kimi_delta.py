@@ -1,4 +1,4 @@
-"""Kimi delta attention (arXiv:2510.26692): a delta rule that decays each column of a state separately."""
+"""Reads Kimi delta attention (arXiv:2510.26692), a recurrence that decays each column of its state separately."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import ConvSpec, Gating, LinearRecurrenceSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, TensorSpec
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 
 
 def read_delta_attention(fields: Fields, sizes: base.Sizes) -> Callable[[int], LinearRecurrenceSpec]:
@@ -73,5 +73,5 @@ def read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
 
 
 def _read_size(fields: Fields, name: str, inner_name: str, default: int) -> int:
-    value, inner = fields.count(name, default, high=_MOST), fields.section("linear_attn_config")
-    return value if inner is None else inner.count(inner_name, value, high=_MOST)
+    value, inner = fields.count(name, default, high=_MAX_SIZE), fields.section("linear_attn_config")
+    return value if inner is None else inner.count(inner_name, value, high=_MAX_SIZE)

@@ -1,4 +1,6 @@
-"""KimiLinearForCausalLM: Kimi delta attention, and latent attention without positions; experts as DeepSeek-V3."""
+"""KimiLinearForCausalLM: reads Kimi-Linear's `config.json` into a `ModelSpec`: Kimi delta attention (`kimi_delta`),
+latent attention without positions (`latents`) in some layers, and experts as in `deepseek_v3`.
+"""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) with the tensor names of DeepSeek."""
+"""Reads multi-head latent attention (MLA) with the keys and tensor names of DeepSeek."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tandem.architecture.rope import RopeSpec, flat_rope
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis
 
 _NORM_EPS = 1e-6  # NOTE: of the latents' norms, whatever `rms_norm_eps` is
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16  # largest accepted in a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class LatentDefaults:
 
 def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
     """Reads the number of elements of a query head that are not rotated, and of those that are."""
-    plain_dim = fields.count("qk_nope_head_dim", defaults.plain_dim, high=_MOST)
-    rotary_dim = fields.count("qk_rope_head_dim", defaults.rotary_dim, low=2, high=_MOST)
+    plain_dim = fields.count("qk_nope_head_dim", defaults.plain_dim, high=_MAX_SIZE)
+    rotary_dim = fields.count("qk_rope_head_dim", defaults.rotary_dim, low=2, high=_MAX_SIZE)
     if rotary_dim % 2:
         raise fields.wrong("qk_rope_head_dim", "even, because rotary embedding turns pairs")
     return plain_dim, rotary_dim
@@ -46,10 +46,10 @@ def read_latent_attention(
     rope: RopeSpec | None = None,
 ) -> Callable[[int], LatentAttentionSpec]:
     """Returns a function from a layer's index to its attention. `rope`: None = read from the file."""
-    rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
-    query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MOST)
+    rank = fields.count("kv_lora_rank", defaults.rank, high=_MAX_SIZE)
+    query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MAX_SIZE)
     plain_dim, rotary_dim = read_head_dims(fields, defaults)
-    value_dim = fields.count("v_head_dim", defaults.value_dim, high=_MOST)
+    value_dim = fields.count("v_head_dim", defaults.value_dim, high=_MAX_SIZE)
     _check_copies(fields, sizes, plain_dim, rotary_dim)
     bias = fields.flag("attention_bias", False)
     scale = (plain_dim + rotary_dim) ** -0.5

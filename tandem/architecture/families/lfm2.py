@@ -1,4 +1,4 @@
-"""Lfm2ForCausalLM: LFM2. Short convolutions with gates, and attention in a few layers."""
+"""Lfm2ForCausalLM: reads LFM2's `config.json` into a `ModelSpec`: short convolutions, attention in a few layers."""
 
 from dataclasses import replace
 from typing import Final

@@ -1,4 +1,4 @@
-"""Mixers of LFM2 and LFM2-MoE: short convolutions with gates, and attention with norms on heads."""
+"""Reads the mixers of LFM2 and LFM2-MoE: short convolutions with gates, and attention with norms on heads."""
 
 from dataclasses import replace
 from typing import Final

@@ -1,4 +1,6 @@
-"""Lfm2MoeForCausalLM: LFM2-8B-A1B. As LFM2, with experts in all layers but the first ones."""
+"""Lfm2MoeForCausalLM: reads the `config.json` of LFM2-8B-A1B into a `ModelSpec`: as `lfm2`, with experts in all layers
+but the first ones.
+"""
 
 from dataclasses import replace
 

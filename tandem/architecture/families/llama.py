@@ -1,4 +1,6 @@
-"""LlamaForCausalLM: Llama 2 and 3.x, and the many checkpoints that share their form."""
+"""LlamaForCausalLM: reads the `config.json` of Llama 2 and 3.x, and of the many checkpoints that share their form, into
+a `ModelSpec`.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

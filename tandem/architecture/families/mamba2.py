@@ -1,4 +1,6 @@
-"""Mamba2ForCausalLM: Mamba-2. Every layer is a recurrence, without attention and without a feed-forward block."""
+"""Mamba2ForCausalLM: reads Mamba-2's `config.json` into a `ModelSpec`. Every layer is a recurrence, without attention
+and without a feed-forward block. Sizes and tensor names are those of `backbone`.
+"""
 
 from typing import Final
 

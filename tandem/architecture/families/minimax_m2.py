@@ -1,4 +1,6 @@
-"""MiniMaxM2ForCausalLM: norms over all heads of q and k, part of each head rotated, sigmoid routing in every layer."""
+"""MiniMaxM2ForCausalLM: reads MiniMax-M2's `config.json` into a `ModelSpec`: norms over all heads of q and k, part of
+each head rotated, experts chosen by sigmoid in every layer.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS, mixtral_experts, read_num_experts

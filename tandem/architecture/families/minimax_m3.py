@@ -1,12 +1,13 @@
-"""MiniMaxM3VLForCausalLM: text model of MiniMax-M3. Each KV head attends to 16 blocks of 128 tokens, chosen by an
-indexer; experts by sigmoid with a correction, and a shared block; clamped activations; unit-offset norms.
+"""MiniMaxM3VLForCausalLM: reads the `config.json` of MiniMax-M3's text model into a `ModelSpec`.
 
-Options of blocks and indexer are read under transformers' names (`index_*`) or MiniMax's (`sparse_attention_config`).
+Each KV head attends to 16 blocks of 128 tokens, chosen by an indexer (`chosen_blocks`). Experts chosen by sigmoid and a
+shared block have clamped activations (`clamped_experts`). Keys of blocks and indexer are transformers' (`index_*`) or
+MiniMax's.
 """
 
 from tandem.architecture.block_mixers import BlockAttentionSpec
 from tandem.architecture.families import base
-from tandem.architecture.families.chosen_blocks import block_indexer, read_choice, read_choosing
+from tandem.architecture.families.chosen_blocks import block_indexer, read_choice, read_sparse_layers
 from tandem.architecture.families.clamped_experts import read_blocks
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.fields import Fields
@@ -50,7 +51,7 @@ def read_text_model(fields: Fields, *, is_fused: bool) -> ModelSpec:
     for own, form in ((fields, _FORM), (sparse, _SPARSE_FORM)):
         for name, accepted in form.items():
             own.only(name, accepted, " or ".join(map(str, accepted)))
-    rope, choosing = _read_rope(fields, sizes), read_choosing(fields, sparse, sizes.num_layers)
+    rope, choosing = _read_rope(fields, sizes), read_sparse_layers(fields, sparse, sizes.num_layers)
     choice, index_dim = read_choice(fields, sparse, sizes)
     blocks = read_blocks(fields, sizes, is_fused)
     sparse.refuse_unread()

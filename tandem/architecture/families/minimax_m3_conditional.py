@@ -1,11 +1,13 @@
-"""MiniMaxM3SparseForConditionalGeneration: text model of MiniMax-M3 as published. Images and video are not served."""
+"""MiniMaxM3SparseForConditionalGeneration: reads the text model inside a published checkpoint of MiniMax-M3, with
+`minimax_m3` from `text_config`. Images and video are not served.
+"""
 
 from functools import partial
 
 from tandem.architecture.families import base, minimax_m3
 from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
-IMAGE_KEYS = (
+OTHER_PARTS_KEYS = (
     "vision_config",
     "image_token_index",
     "image_token_id",
@@ -36,6 +38,6 @@ def _parameter_name(name: str) -> str | None:
 
 
 FAMILY = base.Family(
-    partial(read_text_model, read=partial(minimax_m3.read_text_model, is_fused=False), other_parts=IMAGE_KEYS),
+    partial(read_text_model, read=partial(minimax_m3.read_text_model, is_fused=False), other_parts=OTHER_PARTS_KEYS),
     _parameter_name,
 )  # found by `registry`

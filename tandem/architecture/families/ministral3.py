@@ -1,4 +1,6 @@
-"""Ministral3ForCausalLM: as Mistral, but with no window unless configured; queries grow slowly with their position."""
+"""Ministral3ForCausalLM: reads Ministral 3's `config.json` into a `ModelSpec`: as `mistral`, but with no window unless
+configured, and queries multiplied by a factor that grows slowly with their position.
+"""
 
 from dataclasses import replace
 

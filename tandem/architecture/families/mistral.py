@@ -1,4 +1,6 @@
-"""MistralForCausalLM: as Llama, with one sliding window for every layer (absent = 4096, null = none)."""
+"""MistralForCausalLM: reads Mistral's `config.json` into a `ModelSpec`: as `llama`, with one sliding window for every
+layer (absent = 4096, null = none).
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

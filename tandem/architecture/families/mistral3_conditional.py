@@ -1,5 +1,6 @@
-"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3, read from
-`text_config` by the family that its `model_type` names. Images are not served.
+"""Mistral3ForConditionalGeneration: reads the text model of Mistral Small 3.1 to 4 and of Ministral 3 from
+`text_config`, by the family that its `model_type` names. Images are not served. `parameter_name` maps the text model's
+tensors and drops those of other parts.
 """
 
 from functools import partial
@@ -10,7 +11,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
 _TEXT_FAMILIES = {"mistral": mistral.FAMILY, "ministral3": ministral3.FAMILY, "mistral4": mistral4.FAMILY}
-IMAGE_KEYS = (
+OTHER_PARTS_KEYS = (
     "vision_config",
     "image_token_index",
     "image_token_id",
@@ -29,4 +30,4 @@ def _read_inner(text: Fields) -> ModelSpec:
 
 
 # Found by `registry`.
-FAMILY = base.Family(partial(read_text_model, read=_read_inner, other_parts=IMAGE_KEYS), parameter_name)
+FAMILY = base.Family(partial(read_text_model, read=_read_inner, other_parts=OTHER_PARTS_KEYS), parameter_name)

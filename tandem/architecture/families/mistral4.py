@@ -1,5 +1,5 @@
-"""Mistral4ForCausalLM: Mistral Small 4. Latent attention, queries that grow slowly with their position; experts chosen
-by softmax, stored as stacks.
+"""Mistral4ForCausalLM: reads the `config.json` of Mistral Small 4 into a `ModelSpec`: latent attention (`latents`),
+queries that grow slowly with their position (`ministral3`), and stacked experts chosen by softmax (`grouped_experts`).
 """
 
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""MixtralForCausalLM: attention as Mistral, experts in every layer."""
+"""MixtralForCausalLM: reads Mixtral's `config.json` into a `ModelSpec`: as `mistral`, but with no window unless
+configured, and experts in every layer.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS, mixtral_experts, read_num_experts

@@ -1,5 +1,5 @@
-"""TandemMobaForCausalLM: Llama with block-sparse attention, each head choosing blocks of tokens (MoBA,
-arXiv:2502.13189).
+"""TandemMobaForCausalLM: reads a `config.json` into a `ModelSpec`: as `llama`, with block-sparse attention, each head
+choosing blocks of tokens (MoBA, arXiv:2502.13189).
 
 No checkpoint of it is published, and transformers has no such model: the name is Tandem's. Keys besides Llama's, named
 as by MoonshotAI/MoBA, are `moba_chunk_size`, tokens of a block, and `moba_topk`, blocks that a head attends to,

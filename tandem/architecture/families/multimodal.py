@@ -1,4 +1,4 @@
-"""Text model inside a multimodal checkpoint. Images and sound are not served.
+"""Reads the text model inside a multimodal checkpoint. Images and sound are not served.
 
 The prefix of the text model's tensors differs between versions; tensors of other parts are not loaded.
 """

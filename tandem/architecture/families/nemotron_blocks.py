@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts. Used by `nemotron_h`."""
+"""Reads the feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import LinearSpec, ShardAxis
 
 _ROUTING = RoutingDefaults(num_experts=8, width=7688, top_k=2, num_dense=0)
-_MOST = 1 << 20
+_MAX_SIZE = 1 << 20  # largest accepted in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def read_blocks(fields: Fields, sizes: base.Sizes) -> SquaredReluBlocks:
     return SquaredReluBlocks(
         sizes,
         sigmoid_router(fields, sizes, _ROUTING),
-        fields.count("moe_intermediate_size", _ROUTING.width, high=_MOST),
-        fields.optional_count("moe_latent_size", high=_MOST),
-        fields.count("moe_shared_expert_intermediate_size", _ROUTING.width, high=_MOST),
+        fields.count("moe_intermediate_size", _ROUTING.width, high=_MAX_SIZE),
+        fields.optional_count("moe_latent_size", high=_MAX_SIZE),
+        fields.count("moe_shared_expert_intermediate_size", _ROUTING.width, high=_MAX_SIZE),
         fields.flag("mlp_bias", False),
     )
 

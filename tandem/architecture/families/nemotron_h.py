@@ -1,7 +1,7 @@
-"""NemotronHForCausalLM: Nemotron-H, Nemotron Nano 2 and Nemotron 3. A checkpoint's layer is a mixer or a feed-forward
-block.
+"""NemotronHForCausalLM: reads the `config.json` of Nemotron-H, Nemotron Nano 2 and Nemotron 3 into a `ModelSpec`.
 
-A feed-forward layer is combined with the mixer before it into one `LayerSpec`, which computes the same.
+A checkpoint's layer is either a mixer or a feed-forward block. The latter is combined with the mixer before it into one
+`LayerSpec`, which computes the same.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Kinds of the layers of a Nemotron-H checkpoint, from a list of names or a pattern of letters; for `nemotron_h`."""
+"""Reads the kinds of a Nemotron-H checkpoint's layers, from a list of names or a pattern of letters."""
 
 from typing import Final
 

@@ -1,4 +1,6 @@
-"""Olmo2ForCausalLM: norms after each block instead of before it, and over all heads of q and k."""
+"""Olmo2ForCausalLM: reads Olmo 2's `config.json` into a `ModelSpec`: as `llama`, but with norms after each block
+instead of before it, and a norm over all heads of q and of k.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

@@ -1,4 +1,6 @@
-"""Olmo3ForCausalLM: as Olmo 2 with a window on three of four layers; only the others scale their rotary embedding."""
+"""Olmo3ForCausalLM: reads Olmo 3's `config.json` into a `ModelSpec`: as `olmo2`, with a window on three of four layers;
+only the others scale their rotary embedding.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""Phi3ForCausalLM: Phi 3, 3.5 and 4. As Llama; q, k and v are rows of one tensor, and so are gate and up."""
+"""Phi3ForCausalLM: reads the `config.json` of Phi 3, 3.5 and 4 into a `ModelSpec`: as `llama`, but q, k and v are rows
+of one tensor, and so are gate and up.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace

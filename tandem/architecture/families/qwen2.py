@@ -1,4 +1,6 @@
-"""Qwen2ForCausalLM: Qwen 2 and 2.5. As Llama with biases on q, k, v, and an optional window on the upper layers."""
+"""Qwen2ForCausalLM: reads the `config.json` of Qwen 2 and 2.5 into a `ModelSpec`: as `llama`, with biases on q, k and
+v, and an optional window on the upper layers.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.windows import read_optional_windows

@@ -1,4 +1,6 @@
-"""Qwen2MoeForCausalLM: attention as in Qwen 2; experts, and a shared block whose output has its own gate."""
+"""Qwen2MoeForCausalLM: reads the `config.json` of Qwen 2's mixtures of experts into a `ModelSpec`: attention as in
+`qwen2`; experts, and a shared block whose output has its own gate.
+"""
 
 from dataclasses import replace
 

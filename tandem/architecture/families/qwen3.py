@@ -1,4 +1,6 @@
-"""Qwen3ForCausalLM: a norm on every head of q and k, a head size of its own, windows as in Qwen 2."""
+"""Qwen3ForCausalLM: reads Qwen 3's `config.json` into a `ModelSpec`: as `llama`, with a norm on every head of q and k,
+a head size of its own, and the windows of `qwen2`.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.qwen2 import read_windows

@@ -1,5 +1,5 @@
-"""Qwen3_5ForCausalLM: the text model of Qwen3.5 and 3.6. As Qwen3-Next, with a gated block instead of experts, and one
-tensor for each map of a DeltaNet layer.
+"""Qwen3_5ForCausalLM: reads the `config.json` of the text model of Qwen3.5 and 3.6 into a `ModelSpec`: as `qwen3_next`,
+but with a gated block instead of experts, and one tensor for each map of a DeltaNet layer.
 """
 
 from tandem.architecture.families import base

@@ -1,4 +1,8 @@
-"""Qwen3_5MoeForCausalLM: the text model of Qwen3.5 and 3.6 with experts and a shared block in every layer."""
+"""Qwen3_5MoeForCausalLM: reads the `config.json` of the text model of Qwen3.5 and 3.6 with experts into a `ModelSpec`.
+
+Mixers and tensor names are those of `qwen3_5`; every layer has experts as in `qwen3_moe`, and a shared block with its
+own gate as in `qwen2_moe`.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS

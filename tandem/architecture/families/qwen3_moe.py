@@ -1,4 +1,6 @@
-"""Qwen3MoeForCausalLM: attention as Qwen 3, and experts in most layers."""
+"""Qwen3MoeForCausalLM: reads the `config.json` of Qwen 3's mixtures of experts into a `ModelSpec`: attention as in
+`qwen3`, with one window for all layers, and experts in most layers.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS, mixture_of_experts, read_num_experts

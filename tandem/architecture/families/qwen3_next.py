@@ -1,4 +1,5 @@
-"""Qwen3NextForCausalLM: gated DeltaNet and gated attention; experts, and a shared block with its own gate.
+"""Qwen3NextForCausalLM: reads Qwen3-Next's `config.json` into a `ModelSpec`: gated DeltaNet and gated attention
+(`delta_rule`); experts, and a shared block with its own gate.
 
 The maps of a DeltaNet layer are stored group by group: rows of q, k, v and the gate of one group, then of the next.
 """

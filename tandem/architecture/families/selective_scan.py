@@ -1,4 +1,6 @@
-"""Mamba mixers with the tensor names of Jamba: one map to channels and gate, one to steps, keys and queries."""
+"""Reads Mamba mixers with the keys and tensor names of Jamba: one map to channels and gate, one to steps, keys and
+queries.
+"""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""SmolLM3ForCausalLM: as Llama, but without position encoding in every fourth layer."""
+"""SmolLM3ForCausalLM: reads SmolLM3's `config.json` into a `ModelSpec`: as `llama`, but without position encoding in
+every fourth layer.
+"""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.windows import read_optional_windows

@@ -1,4 +1,6 @@
-"""Mamba-2 mixers with tensor names shared by several families: one map to gate, values, keys, queries and steps."""
+"""Reads Mamba-2 mixers with keys and tensor names that several families share: one map to gate, values, keys, queries
+and steps.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import Gating, LinearRecurrenceSpec, conv_spec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, Source, TensorSpec
 
-CHUNK_KEYS: Final = ("mamba_chunk_size",)  # a recurrence gives the same but for rounding however it is cut
+CHUNK_KEYS: Final = ("mamba_chunk_size",)  # chunks of a recurrence change only rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

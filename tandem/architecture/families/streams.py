@@ -1,4 +1,6 @@
-"""Several parallel residual streams (`residual`), with the tensor names of DeepSeek-V4 in `transformers`."""
+"""Reads several parallel residual streams (hyper-connections, specified in `residual`), with the tensor names of
+DeepSeek-V4 in `transformers`.
+"""
 
 from dataclasses import dataclass
 

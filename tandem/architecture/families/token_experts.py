@@ -1,4 +1,6 @@
-"""Mixtures of experts of DeepSeek-V4, whose first layers choose experts by token id alone; activations are clamped."""
+"""Reads the mixtures of experts of DeepSeek-V4, whose first layers choose experts by token id alone; activations are
+clamped.
+"""
 
 from dataclasses import replace
 

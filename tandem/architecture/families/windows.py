@@ -1,4 +1,4 @@
-"""Sliding windows of models that mix sliding and full attention: which layers have a window, and its length."""
+"""Reads the sliding windows of models that mix sliding and full attention: the layers with a window, and its length."""
 
 from collections.abc import Callable
 

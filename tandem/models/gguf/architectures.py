@@ -1,4 +1,6 @@
-"""Table of GGUF's architectures by name, and the name of each of their tensors in a Hugging Face checkpoint."""
+"""Table of GGUF's architectures by name, and look-up of the tensors in a Hugging Face checkpoint that each of a file's
+tensors becomes. The rows are made in `families`.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +27,7 @@ from tandem.models.gguf.families import (
     qwen35,
     qwen_next,
 )
-from tandem.models.gguf.families.base import Architecture, Floats, Place
+from tandem.models.gguf.families.base import Architecture, Floats, TargetTensor
 from tandem.models.gguf.file import GgufFile
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -81,28 +83,28 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
     return name, found.with_experts if found.with_experts is not None and has_experts else found
 
 
-def find_places(file: GgufFile, architecture: Architecture, name: str) -> tuple[Place, ...]:
-    """Places of a GGUF tensor in a checkpoint, with complete names; empty if the tensor is read into the configuration.
+def find_targets(file: GgufFile, architecture: Architecture, name: str) -> tuple[TargetTensor, ...]:
+    """The tensors that a GGUF tensor becomes, with complete names; empty if it is read into the configuration instead.
 
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.
     """
     if name in architecture.factors:
         return ()
-    places = _find_places(architecture, name)
-    if places is None:
+    targets = _find_targets(architecture, name)
+    if targets is None:
         raise UnsupportedCheckpointError(
             f"{file.path}: tensor {name!r} is none of {architecture.class_name}'s, so the file is of another model "
             "than it says"
         )
     if architecture.norm_offset and _SHIFTED_NORM.fullmatch(name):
-        return tuple(replace(place, change=_less(architecture.norm_offset)) for place in places)
-    return places
+        return tuple(replace(target, change=_less(architecture.norm_offset)) for target in targets)
+    return targets
 
 
-def _find_places(architecture: Architecture, name: str) -> tuple[Place, ...] | None:
+def _find_targets(architecture: Architecture, name: str) -> tuple[TargetTensor, ...] | None:
     if name in architecture.outer:
-        return (Place(architecture.outer[name]),)
+        return (TargetTensor(architecture.outer[name]),)
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
@@ -113,8 +115,8 @@ def _find_places(architecture: Architecture, name: str) -> tuple[Place, ...] | N
         found, suffix = architecture.inner.get(parameter[1]), f".{parameter[2]}"
     if found is None:
         return None
-    places = found if isinstance(found, tuple) else (found,)
-    return tuple(replace(place, name=f"{prefix}{place.name}{suffix}") for place in places)
+    targets = found if isinstance(found, tuple) else (found,)
+    return tuple(replace(target, name=f"{prefix}{target.name}{suffix}") for target in targets)
 
 
 def _less(offset: float) -> Callable[[Floats], Floats]:

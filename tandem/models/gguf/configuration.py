@@ -1,4 +1,5 @@
-"""Translation of a GGUF file's metadata into a Hugging Face configuration.
+"""Translation of a GGUF file's metadata into a Hugging Face `config.json`: here the keys that all architectures share,
+and by `Architecture.read` the others.
 
 A key of the architecture that is not read here might change the results, so it is refused.
 """
@@ -121,11 +122,11 @@ def _read_for_some(fields: Fields, name: str, high: int) -> int:
 def _read_num_layers(fields: Fields, architecture: Architecture) -> dict[str, object]:
     """Number of layers, without those that predict further tokens, which a file counts among its blocks."""
     num_blocks = fields.count("block_count", high=1 << 10)
-    if not architecture.has_further:
+    if not architecture.has_mtp:
         return {"num_hidden_layers": num_blocks}
     num_further = fields.count("nextn_predict_layers", 0, low=0, high=num_blocks - 1)
     found: dict[str, object] = {"num_hidden_layers": num_blocks - num_further}
-    return found if not num_further or architecture.further is None else found | {architecture.further: num_further}
+    return found if not num_further or architecture.mtp_key is None else found | {architecture.mtp_key: num_further}
 
 
 def _read_rope_share(fields: Fields, architecture: Architecture, head_dim: int) -> dict[str, object]:

@@ -33,7 +33,7 @@ from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from tandem.models.gguf.vocabulary import read_id, read_tokens
 from tandem.models.safetensors_header import safetensors_header
 
-_USUAL_DTYPE, _CODES = "bfloat16", "codes"
+_USUAL_DTYPE, _CODES = "bfloat16", "codes"  # codes: weights stay quantised
 _KEPT_S = 30 * 86400.0  # a directory is deleted so long after it was last used
 _ABANDONED_S = 86400.0  # the same for an unfinished one
 _UNFINISHED = "converting-"

@@ -12,9 +12,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from tandem.core.errors import CorruptCheckpointError
-from tandem.models.gguf.architectures import find_architecture, find_places
+from tandem.models.gguf.architectures import find_architecture, find_targets
 from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
-from tandem.models.gguf.families.base import Config, Floats, Place
+from tandem.models.gguf.families.base import Config, Floats, TargetTensor
 from tandem.models.gguf.file import GgufFile, TensorEntry
 
 _BYTES = "U8"  # what safetensors calls them
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the checkpoint, and how to make it from the file.
+    """A tensor of the checkpoint, and how to make it from the file: a `TargetTensor` applied to one of its tensors.
 
     Args:
         name, shape: as in the checkpoint.
@@ -100,12 +100,12 @@ def find_tensors(file: GgufFile, config: Config, dtype: str | None) -> list[Tens
     assert isinstance(num_layers, int)
     found, left_out = [], 0
     for name, entry in file.tensors.items():
-        if architecture.has_further and architecture.further is None and _layer(name) >= num_layers:
+        if architecture.has_mtp and architecture.mtp_key is None and _layer(name) >= num_layers:
             left_out += 1
             continue
-        for place in find_places(file, architecture, name):
-            parts = file.entries_of(entry) if place.is_stack else (entry,)
-            found += [_tensor(file, part, index, place, config, dtype) for index, part in enumerate(parts)]
+        for target in find_targets(file, architecture, name):
+            parts = file.entries_of(entry) if target.is_stack else (entry,)
+            found += [_tensor(file, part, index, target, config, dtype) for index, part in enumerate(parts)]
     if left_out:
         _log.info("%s: leaves out %d tensors of layers that predict further tokens", file.path.name, left_out)
     return found
@@ -117,16 +117,18 @@ def _layer(name: str) -> int:
     return -1 if layer is None else int(layer[1])
 
 
-def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config: Config, dtype: str | None) -> Tensor:
-    """The tensor at `place`. `index`: of `entry` in its stack."""
-    shape, rows, blocks, change = entry.shape, None, None, place.change
-    others = tuple(_find_other(file, entry.name, other) for other in place.others)
+def _tensor(
+    file: GgufFile, entry: TensorEntry, index: int, target: TargetTensor, config: Config, dtype: str | None
+) -> Tensor:
+    """The tensor described by `target`. `index`: of `entry` in its stack."""
+    shape, rows, blocks, change = entry.shape, None, None, target.change
+    others = tuple(_find_other(file, entry.name, other) for other in target.others)
     try:
-        if place.order is not None:
-            rows = place.order(entry.shape[0], config)
+        if target.order is not None:
+            rows = target.order(entry.shape[0], config)
             shape = (len(rows), *entry.shape[1:])
-        if place.columns is not None:
-            columns = place.columns(entry.shape[-1], config)
+        if target.columns is not None:
+            columns = target.columns(entry.shape[-1], config)
             blocks = _in_blocks(columns, entry.type_name)
             if blocks is None:
                 change = _reordered(columns)
@@ -135,7 +137,7 @@ def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config
     except (CorruptCheckpointError, ValueError) as error:  # NOTE: a ValueError: shapes that do not go together
         raise CorruptCheckpointError(f"{file.path}: tensor {entry.name!r}: {error}") from error
     written_as = _written_as(entry, change is not None) if dtype is None else dtype
-    name = place.name.replace("{}", str(index))
+    name = target.name.replace("{}", str(index))
     return Tensor(name, shape, entry, others, written_as, rows, blocks, change)
 
 

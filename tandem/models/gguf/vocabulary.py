@@ -1,4 +1,7 @@
-"""Vocabulary in the metadata of a GGUF file: tokens, their kinds, and the tokens that a prompt begins with."""
+"""Vocabulary in the metadata of a GGUF file: tokens, their kinds, and the tokens that a prompt begins with.
+
+Metadata that are missing, of another kind or contradictory raise `CorruptCheckpointError`.
+"""
 
 from collections.abc import Mapping
 from enum import IntEnum

@@ -1,4 +1,6 @@
-"""Interface of draft heads of any layout, and a head with its sizes as loaded into memory."""
+"""Interface of draft heads of any layout, and a head with its sizes as loaded into memory. The engine's drafter calls
+`fuse` once for hidden states of the model, then for each guess `forward` and `logits`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +16,6 @@ from tandem.compute.step import AttentionBatch
 
 class Head(Protocol):
     """A draft head of one layer. Except for attention, each row (a position of a request) is computed separately.
-
     `layers_read`: the model's layers whose inputs the head takes; the number of layers stands for the output of the
     final norm. `state`: KV that the head's layer keeps.
     """

@@ -20,7 +20,8 @@ from tandem.models.parameters import Parameters
 
 
 class Eagle3Head:
-    """A `Head` computing an `Eagle3Spec`. The input of the next guess is the residual stream before the last norm.
+    """A `Head`, described in `base`, computing an `Eagle3Spec`. The input of the next guess is the residual stream
+    before the last norm.
 
     Raises:
         CorruptCheckpointError: an offset leads beyond the model's tokens.

@@ -19,8 +19,9 @@ from tandem.models.parameters import Parameters
 
 
 class MtpHead:
-    """A `Head` computing an `MtpSpec` with the embedding and the output head of `model`. If `model` is one rank's part,
-    `whole_head` is the output head of the whole model, so that logits need no exchange among ranks.
+    """A `Head`, described in `base`, computing an `MtpSpec` with the embedding and the output head of `model`. If
+    `model` is one rank's part, `whole_head` is the output head of the whole model, so that logits need no exchange
+    among ranks.
     """
 
     def __init__(

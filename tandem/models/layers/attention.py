@@ -23,7 +23,9 @@ _RowFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Attention:
-    """Computes an `AttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes an `AttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(self, spec: AttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._spec = spec

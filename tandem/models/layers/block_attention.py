@@ -18,7 +18,9 @@ from tandem.models.parameters import Parameters
 
 
 class BlockAttention:
-    """Computes a `BlockAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes a `BlockAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(self, spec: BlockAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._attention = Attention(spec.attention, parameters, rotary, kernels)

@@ -23,7 +23,9 @@ from tandem.models.parameters import Parameters
 
 
 class CompressedAttention:
-    """Computes a `CompressedAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes a `CompressedAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(
         self, spec: CompressedAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels

@@ -23,7 +23,8 @@ from tandem.models.parameters import Parameters
 
 
 class EntryAttention:
-    """Computes an `EntryAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
+    """`Mixer` that computes an `EntryAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
 
     States, and the batches and backends for them, are in the order of `EntryAttentionSpec.states`.
     """
@@ -96,7 +97,7 @@ class EntryPool:
         self._maps = [parameters.linear(each) for each in (spec.contents, spec.gates)]
         self._bias = parameters.tensors[spec.bias.name].float()
         self._norm = Norm.take(spec.norm, parameters, kernels)
-        self._turn = TailRotation(rotary, kernels)
+        self._rotation = TailRotation(rotary, kernels)
 
     def write(self, x: torch.Tensor, parts: Sequence[LayerRows], batches: Sequence[AttentionBatch]) -> None:
         """Stores contents and gates of `x` [num_tokens, hidden]."""
@@ -125,7 +126,7 @@ class EntryPool:
         weights = biased.transpose(1, 2).contiguous().softmax(dim=2).transpose(1, 2)
         pooled = rowwise_sum(contents.float().masked_fill(is_missing, 0.0) * weights)
         normed = self._norm(pooled.to(contents.dtype))
-        return self._turn.forth(normed.unsqueeze(1), ends - spec.span + 1).squeeze(1)
+        return self._rotation.forth(normed.unsqueeze(1), ends - spec.span + 1).squeeze(1)
 
     def _by_series(self, numbers: torch.Tensor) -> torch.Tensor:
         """[n, series x span, series x size] -> [n, series x span, size]: of each span the numbers for this entry."""
@@ -149,7 +150,7 @@ class EntryIndexer:
     def __init__(self, spec: EntryIndexerSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._spec = spec
         self.pool = EntryPool(spec.pool, parameters, rotary, kernels)
-        self._turn = TailRotation(rotary, kernels)
+        self._rotation = TailRotation(rotary, kernels)
         self._q = parameters.linear(spec.q)
         self._weights = parameters.linear(spec.weights)
         self.top_k = spec.top_k
@@ -157,7 +158,7 @@ class EntryIndexer:
 
     def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Index queries [num_tokens, num_heads, head_dim] of the latents of queries."""
-        return self._turn.forth(self._q(latent).view(-1, self._spec.num_heads, self._spec.head_dim), positions)
+        return self._rotation.forth(self._q(latent).view(-1, self._spec.num_heads, self._spec.head_dim), positions)
 
     def weights(self, x: torch.Tensor) -> torch.Tensor:
         """Weights of the index queries, [num_tokens, num_heads] float32, of hidden states."""

@@ -33,7 +33,7 @@ class TokenWeights:
 
 
 class HyperConnection:
-    """Implements `Connection` with the tensors that a `HyperConnectionSpec` names."""
+    """Implements `Connection`, of `residual`, with the tensors that a `HyperConnectionSpec` names."""
 
     def __init__(self, spec: HyperConnectionSpec, parameters: Parameters, kernels: Kernels) -> None:
         self._spec, self._kernels = spec, kernels
@@ -60,7 +60,9 @@ class HyperConnection:
 
 
 class ManyStreams:
-    """Implements `StreamEnds` with the tensors that a `StreamsSpec` names, if this part of the model has them."""
+    """Implements `StreamEnds`, of `residual`, with the tensors that a `StreamsSpec` names, if this part of the model
+    has them.
+    """
 
     def __init__(self, spec: StreamsSpec, parameters: Parameters, kernels: Kernels, *, has_end: bool) -> None:
         self._spec = spec

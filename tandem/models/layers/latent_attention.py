@@ -20,7 +20,9 @@ from tandem.models.parameters import Parameters
 
 
 class LatentAttention:
-    """Computes a `LatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes a `LatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(
         self, spec: LatentAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels

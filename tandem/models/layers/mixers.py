@@ -31,11 +31,11 @@ Queries = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Mixer(Protocol):
-    """A token mixer of one layer.
+    """A token mixer of one layer. In each step `DecoderLayer` calls `write` for all tokens, then `attend` for those
+    whose output is needed. `params`: parameters of the mixer that its backend needs.
 
-    `params`: its parameters for the backend. `state`: view of the layer's state (KV cache or recurrent state);
-    `backend`: one that can read it. For a mixer with several states, these and `batch` are tuples with one item per
-    state.
+    `state`: view of the layer's state (KV cache or recurrent state); `backend`: one that can read it. For a mixer with
+    several states, these and `batch` are tuples with one item per state.
     """
 
     @property
@@ -48,8 +48,8 @@ class Mixer(Protocol):
         ...
 
     def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
-        """Output [num_tokens, hidden] for the queries, which read `state`. `choices`: what earlier layers chose to
-        attend to, which some mixers follow or add to.
+        """Output [num_tokens, hidden] for the queries, which read `state`. `choices`: tokens that indexers of earlier
+        layers chose, by indexer; only sparse latent attention reads them and adds to them.
         """
         ...
 

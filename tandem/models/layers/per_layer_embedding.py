@@ -1,4 +1,6 @@
-"""Per-layer embeddings: a layer's own addition for each token."""
+"""Per-layer embeddings: computes what a layer adds to the residual stream besides its blocks' outputs, from the token's
+row in a table.
+"""
 
 import torch
 

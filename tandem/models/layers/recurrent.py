@@ -54,7 +54,7 @@ class ProjectsOut:
 
 
 class ShortConv(ProjectsOut):
-    """Computes a `ShortConvSpec` with the tensors that it names."""
+    """`Mixer` that computes a `ShortConvSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "convolution"
 
@@ -80,7 +80,7 @@ class ShortConv(ProjectsOut):
 
 
 class LinearRecurrence(ProjectsOut):
-    """Computes a `LinearRecurrenceSpec` with the tensors that it names."""
+    """`Mixer` that computes a `LinearRecurrenceSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "recurrence"
 

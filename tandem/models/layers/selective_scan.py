@@ -1,4 +1,6 @@
-"""Mamba's mixer: a recurrence of each channel with its own state, whose terms are computed from all channels."""
+"""Mamba's mixer: a recurrence of each channel with its own state, whose terms (steps, keys and queries) are computed
+from all channels.
+"""
 
 from typing import ClassVar
 
@@ -15,7 +17,7 @@ from tandem.models.parameters import Parameters
 
 
 class SelectiveScan(ProjectsOut):
-    """Computes a `SelectiveScanSpec` with the tensors that it names."""
+    """`Mixer` that computes a `SelectiveScanSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "selective scan"
 

@@ -19,13 +19,15 @@ from tandem.models.parameters import Parameters
 
 
 class SharedRowAttention:
-    """Computes a `SharedRowAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+    """`Mixer` that computes a `SharedRowAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary
+    embedding.
+    """
 
     def __init__(
         self, spec: SharedRowAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels
     ) -> None:
         self._spec = spec
-        self._turn = TailRotation(rotary, kernels)
+        self._rotation = TailRotation(rotary, kernels)
         sinks = parameters.tensors[spec.sinks.name].float()
         self.params = AttentionParams(spec.num_heads, spec.scale, spec.window, sinks=sinks)
         self._q_a = parameters.linear(spec.q_a)
@@ -53,7 +55,7 @@ class SharedRowAttention:
     def write_rows(self, x: torch.Tensor, positions: torch.Tensor, rows: LayerRows, batch: AttentionBatch) -> None:
         """Stores the rows of `x` [num_tokens, hidden]."""
         made = self._kv_norm(self._kv(x)).unsqueeze(1)
-        rows.write(self._turn.forth(made, positions).squeeze(1), batch.slot_mapping)
+        rows.write(self._rotation.forth(made, positions).squeeze(1), batch.slot_mapping)
 
     def query_input(self, x: torch.Tensor) -> torch.Tensor:
         """The latent from which queries are made."""
@@ -62,11 +64,11 @@ class SharedRowAttention:
     def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Queries [num_tokens, num_heads, head_dim] of the result of `query_input`."""
         heads = self._head_norm(self._q(latent).view(-1, self._spec.head_dim))
-        return self._turn.forth(heads.view(len(latent), -1, self._spec.head_dim), positions)
+        return self._rotation.forth(heads.view(len(latent), -1, self._spec.head_dim), positions)
 
     def output(self, found: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden], projected from the outputs of the heads [num_tokens, num_heads, head_dim]."""
-        parts = self._turn.back(found, positions).flatten(1).chunk(len(self._o_groups), dim=1)
+        parts = self._rotation.back(found, positions).flatten(1).chunk(len(self._o_groups), dim=1)
         mapped = [group(part.contiguous()) for group, part in zip(self._o_groups, parts, strict=True)]
         return self._o(torch.cat(mapped, dim=1))
 

@@ -14,7 +14,8 @@ from tandem.models.parameters import Parameters
 
 
 class SparseLatentAttention:
-    """Computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
+    """`Mixer` that computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its
+    rotary embedding.
 
     As long as there are no more tokens than a query may choose, it attends to all, in the same way: no bit of a token's
     result depends on later tokens.

@@ -1,1 +1,1 @@
-"""Lossless compression of checkpoints: bfloat16 numbers take two thirds of their bytes, and are decoded bit by bit."""
+"""Lossless compression of checkpoints: bfloat16 numbers take two thirds of their bytes and keep every bit."""

@@ -1,4 +1,4 @@
-"""Lossless coding of bfloat16 numbers: exponents are entropy-coded, signs and mantissas stay bytes.
+"""Lossless compression of bfloat16 numbers: exponents are entropy-coded, signs and mantissas stay bytes.
 
 Exponents of weights carry 2.5 to 2.7 of their 8 bits, and signs and mantissas are noise: DFloat11 (arXiv 2504.11651)
 and ZipNN (arXiv 2411.05239). Exponents are a raw deflate stream (RFC 1951) without matches, which is Huffman coding by
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-CHUNK: Final = 1 << 17  # numbers that are coded together, in a file of ours
+CHUNK: Final = 1 << 17  # numbers compressed together in files written here
 _RAW: Final = -zlib.MAX_WBITS
 _LEVEL, _MEMORY_LEVEL = 6, 9  # NOTE: the level does nothing without matches
 
@@ -24,7 +24,7 @@ class DamagedChunkError(ValueError):
 
 
 def encode(words: Words) -> tuple[Bytes, bytes, int]:
-    """Codes a chunk of numbers. Returns [n] bytes of sign and mantissa, the stream of exponents, and the CRC-32 of
+    """Compresses a chunk of numbers. Returns [n] bytes of sign and mantissa, the stream of exponents, and the CRC-32 of
     both.
 
     A byte of the former has the mantissa's seven bits above the sign.

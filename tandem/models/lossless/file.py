@@ -1,4 +1,4 @@
-"""A safetensors file whose bfloat16 tensors are losslessly compressed (coded); they are decoded in threads when they
+"""A safetensors file whose bfloat16 tensors are losslessly compressed; they are decompressed in threads when they
 are read.
 
 A tensor NAME of n numbers and any shape is stored as three tensors:
@@ -40,8 +40,9 @@ _Result = TypeVar("_Result")
 
 
 class LosslessFile:
-    """A safetensors file with coded bfloat16 tensors, as a `WeightFile`. Raises CorruptCheckpointError if parts, header
-    and checksums do not agree, UnsupportedCheckpointError if the layout has another version.
+    """A safetensors file with compressed bfloat16 tensors, as a `WeightFile`, in which its methods are described.
+    Raises CorruptCheckpointError if parts, header and checksums do not agree, UnsupportedCheckpointError if the layout
+    has another version.
     """
 
     is_mapped = False
@@ -51,22 +52,22 @@ class LosslessFile:
         self._file = SafetensorsFile(path)
         self._chunk = self._read_chunk()
         stored = frozenset(self._file.names())
-        self._coded = frozenset(name[: -len(part)] for part in PARTS for name in stored if name.endswith(part))
-        self._names = tuple(self._coded | {name for name in stored if not name.endswith(PARTS)})
-        for name in self._coded:
+        self._compressed = frozenset(name[: -len(part)] for part in PARTS for name in stored if name.endswith(part))
+        self._names = tuple(self._compressed | {name for name in stored if not name.endswith(PARTS)})
+        for name in self._compressed:
             self._check_parts(name, stored)
 
     def names(self) -> tuple[str, ...]:
         return self._names
 
     def outline(self, name: str) -> torch.Tensor:
-        if name not in self._coded:
+        if name not in self._compressed:
             return self._file.outline(name)
         return torch.empty(self._file.outline(name + REST).shape, dtype=torch.bfloat16, device="meta")
 
     def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
-        """The numbers of `outline`; decodes all numbers from its first to its last."""
-        if name not in self._coded:
+        """The numbers of `outline`; decompresses all numbers from its first to its last."""
+        if name not in self._compressed:
             return self._file.read(name, outline)
         start = int(outline.storage_offset())
         steps = zip(outline.size(), outline.stride(), strict=True)
@@ -77,7 +78,7 @@ class LosslessFile:
         self._file.close()
 
     def _decode(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """[stop - start] numbers of a tensor. The chunks that have them are decoded in threads."""
+        """[stop - start] numbers of a tensor. The chunks that have them are decompressed in threads."""
         out = torch.empty(stop - start, dtype=torch.bfloat16)
         advise_huge_pages(out)
         words = out.view(torch.int16).numpy().view(np.uint16)
@@ -161,6 +162,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def num_threads() -> int:
-    """Number of threads that code and decode, at most as many as the CPUs that this process may use."""
+    """Number of threads that compress and decompress, at most as many as the CPUs that this process may use."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MOST_THREADS, num_cores)

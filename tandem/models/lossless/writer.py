@@ -1,8 +1,8 @@
-"""Writer of a safetensors file with some tensors of a checkpoint, bfloat16 ones coded if wanted; see `file` for the
-layout.
+"""Writer of a safetensors file with some tensors of a checkpoint, bfloat16 ones losslessly compressed if wanted; see
+`file` for the layout.
 
-A tensor is read and coded a few MiB at a time. Sizes of coded streams are only known then, so the header is written
-last, into space reserved for the longest possible header.
+A tensor is read and compressed a few MiB at a time. Sizes of compressed streams are only known then, so the header is
+written last, into space reserved for the longest possible header.
 """
 
 import os
@@ -55,8 +55,8 @@ OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Coded:
-    """A tensor to code."""
+class _Compressed:
+    """A tensor to compress."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,12 +72,12 @@ class TensorWriter:
     Args:
         checkpoint: the checkpoint that has the tensors.
         names: tensors to write.
-        lossless: bfloat16 tensors are coded.
+        lossless: bfloat16 tensors are compressed.
         on_bytes: called with the bytes of the checkpoint's tensors written since the last call.
 
     Raises:
-        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name like a part of a coded
-            tensor.
+        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name like a part of a
+            compressed tensor.
     """
 
     def __init__(self, checkpoint: Checkpoint, names: Sequence[str], *, lossless: bool, on_bytes: OnBytes) -> None:
@@ -88,20 +88,20 @@ class TensorWriter:
             if outline.dtype not in _NAMES or name.endswith(PARTS):
                 problem = f"the dtype {outline.dtype}" if outline.dtype not in _NAMES else "a name for parts of tensors"
                 raise UnsupportedCheckpointError(f"{checkpoint.file_of(name)}: {name} has {problem}, and stays there")
-        self._coded = [
-            _Coded(name, tuple(outline.shape))
+        self._compressed = [
+            _Compressed(name, tuple(outline.shape))
             for name, outline in outlines.items()
             if lossless and outline.dtype == torch.bfloat16
         ]
-        coded = {each.name for each in self._coded}
-        self._plain = {name: outline for name, outline in outlines.items() if name not in coded}
+        compressed = {each.name for each in self._compressed}
+        self._plain = {name: outline for name, outline in outlines.items() if name not in compressed}
         self._metadata = {"format": "pt"}
         if lossless:
             self._metadata |= {VERSION_KEY: VERSION, CHUNK_KEY: str(CHUNK)}
 
     def write(self, path: Path) -> None:
         """Writes the file. Raises OSError."""
-        room = len(self._header([2 * prod(each.shape) + (1 << 20) for each in self._coded]))
+        room = len(self._header([2 * prod(each.shape) + (1 << 20) for each in self._compressed]))
         with path.open("wb") as file:
             file.seek(room)
             tables_at = room
@@ -110,12 +110,12 @@ class TensorWriter:
                     self._write_plain(file, name)
                 else:
                     tables_at = file.tell()
-                    file.seek(sum(8 * each.num_chunks for each in self._coded), os.SEEK_CUR)
-            coded = [self._write_coded(file, each) for each in self._coded]
+                    file.seek(sum(8 * each.num_chunks for each in self._compressed), os.SEEK_CUR)
+            compressed = [self._write_compressed(file, each) for each in self._compressed]
             file.seek(tables_at)
-            file.write(b"".join(table for _, table in coded))
+            file.write(b"".join(table for _, table in compressed))
             file.seek(0)
-            file.write(self._header([num_bytes for num_bytes, _ in coded], room))
+            file.write(self._header([num_bytes for num_bytes, _ in compressed], room))
 
     def _aligned(self) -> Iterator[str | None]:
         """Names of plain tensors, widest dtypes first, so that each begins at a multiple of its element size; None
@@ -129,12 +129,12 @@ class TensorWriter:
         entries: list[HeaderEntry] = []
         for name in self._aligned():
             if name is None:
-                for each in self._coded:
+                for each in self._compressed:
                     entries.append((each.name + TABLE, (each.num_chunks, 2), "U32", 8 * each.num_chunks))
             else:
                 outline = self._plain[name]
                 entries.append((name, tuple(outline.shape), _NAMES[outline.dtype], outline.nbytes))
-        for each, num_bytes in zip(self._coded, num_stream_bytes, strict=True):
+        for each, num_bytes in zip(self._compressed, num_stream_bytes, strict=True):
             entries.append((each.name + REST, each.shape, "U8", prod(each.shape)))
             entries.append((each.name + STREAMS, (num_bytes,), "U8", num_bytes))
         return safetensors_header(entries, self._metadata, least_bytes)
@@ -143,14 +143,14 @@ class TensorWriter:
         for piece in self._pieces(name, _PIECE_BYTES // self._plain[name].element_size()):
             file.write(piece.view(torch.uint8).numpy().data)
 
-    def _write_coded(self, file: BinaryIO, coded: _Coded) -> tuple[int, bytes]:
-        """Writes a coded tensor, signs and mantissas first, since their size is known. Returns the bytes of its
+    def _write_compressed(self, file: BinaryIO, compressed: _Compressed) -> tuple[int, bytes]:
+        """Writes a compressed tensor, signs and mantissas first, since their size is known. Returns the bytes of its
         streams, and its table of chunks.
         """
-        rest_at, size = file.tell(), prod(coded.shape)
+        rest_at, size = file.tell(), prod(compressed.shape)
         streams_at = rest_at + size
         table = []
-        for piece in self._pieces(coded.name, CHUNK * max(num_threads(), _PIECE_BYTES // (2 * CHUNK))):
+        for piece in self._pieces(compressed.name, CHUNK * max(num_threads(), _PIECE_BYTES // (2 * CHUNK))):
             words = piece.view(torch.int16).numpy().view(np.uint16)
             found = in_threads(encode, [words[start : start + CHUNK] for start in range(0, words.size, CHUNK)])
             file.seek(rest_at)

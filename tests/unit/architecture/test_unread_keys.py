@@ -13,13 +13,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from tandem.architecture.families.backbone import UNUSED_KEYS as BACKBONE_KEYS
 from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
+from tandem.architecture.families.gemma3_conditional import OTHER_PARTS_KEYS as GEMMA3_OTHER_PARTS_KEYS
 from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
 from tandem.architecture.families.jamba import KERNEL_KEYS
-from tandem.architecture.families.minimax_m3_conditional import IMAGE_KEYS as MINIMAX_M3_IMAGE_KEYS
-from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
+from tandem.architecture.families.minimax_m3_conditional import OTHER_PARTS_KEYS as MINIMAX_M3_OTHER_PARTS_KEYS
+from tandem.architecture.families.mistral3_conditional import OTHER_PARTS_KEYS as MISTRAL3_OTHER_PARTS_KEYS
 from tandem.architecture.families.phi3 import DROPOUT_KEYS
-from tandem.architecture.families.qwen3_5_conditional import IMAGE_KEYS as QWEN3_5_IMAGE_KEYS
+from tandem.architecture.families.qwen3_5_conditional import OTHER_PARTS_KEYS as QWEN3_5_OTHER_PARTS_KEYS
 from tandem.architecture.families.state_space import CHUNK_KEYS
 from tandem.architecture.fields import Fields
 from tandem.architecture.registry import ARCHITECTURES, find_family
@@ -201,11 +201,11 @@ def test_whatever_transformers_reads_of_a_wrapper_is_read_or_known(model_type: s
     find_family(fields).read_model(fields)
     assert {"text_config", "vision_config"} <= recorder.names
     others = (
-        GEMMA3_IMAGE_KEYS,
+        GEMMA3_OTHER_PARTS_KEYS,
         GEMMA4_OTHER_PARTS_KEYS,
-        MISTRAL3_IMAGE_KEYS,
-        QWEN3_5_IMAGE_KEYS,
-        MINIMAX_M3_IMAGE_KEYS,
+        MISTRAL3_OTHER_PARTS_KEYS,
+        QWEN3_5_OTHER_PARTS_KEYS,
+        MINIMAX_M3_OTHER_PARTS_KEYS,
     )
     assert unknown(recorder, fields, *others) == set()
 

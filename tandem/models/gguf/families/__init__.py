@@ -1,3 +1,4 @@
-"""GGUF's architectures by family: a table of each one's tensors in a checkpoint, and a reader of its own keys. Each
-`Architecture` here is a row of the table in `tandem.models.gguf.architectures`.
+"""GGUF's architectures by family. Each `Architecture` here is a row of the table in `tandem.models.gguf.architectures`:
+it says what each tensor becomes in a Hugging Face checkpoint (`TargetTensor`), and reads the metadata keys that only
+that architecture has into a `config.json`. `base` has the classes and what families share.
 """

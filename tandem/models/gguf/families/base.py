@@ -1,4 +1,6 @@
-"""Description of a GGUF architecture: places of its tensors in a Hugging Face checkpoint, and readers of its keys."""
+"""Description of a GGUF architecture: a table from its tensors to those of a Hugging Face checkpoint, and a reader of
+the keys that only it has. The constants at the end are parts of such tables that several families share.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,14 +16,14 @@ from tandem.models.gguf.file import GgufFile
 Config = Mapping[str, object]
 """A `config.json`, as far as it was read."""
 
-ROPE_FACTORS: Final = "rope_freqs.weight"  # this and the next: tensors that are read into the configuration
+ROPE_FACTORS: Final = "rope_freqs.weight"  # this and the next: tensors that become part of the configuration
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
 EMBEDDING: Final = "token_embd.weight"
 OUTER: Final = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-}
+}  # names in a checkpoint of the tensors outside of layers
 
 Floats = NDArray[np.float32]
 IndexOrder = Callable[[int, Config], NDArray[np.intp]]
@@ -30,11 +32,11 @@ Reader = Callable[[GgufFile, Fields, Config], dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of a GGUF tensor in a Hugging Face checkpoint, and changes that undo those of the converter to GGUF.
+class TargetTensor:
+    """Tensor of a Hugging Face checkpoint that a GGUF tensor becomes, and changes that undo those of GGUF's converter.
 
     Args:
-        name: name within its layer; with `{}`, the tensor is a stack whose item i gets the name with i in that place.
+        name: name within its layer; with `{}`, a stack of the file, whose item i gets the name with i there.
         order: order of rows.
         columns: order of columns. Whole quantised blocks are moved; if the order divides blocks, they are decoded.
         change: computes the checkpoint's numbers from the file's, which are decoded for it.
@@ -52,9 +54,9 @@ class Place:
         return "{}" in self.name
 
 
-Places = Mapping[str, Place | tuple[Place, ...]]
+TargetTensors = Mapping[str, TargetTensor | tuple[TargetTensor, ...]]
 """By GGUF's name below its layer's: in full, as `ssm_a`, or without the `.weight` or `.bias` that both names have.
-Several places share the rows of one tensor; one with none is among the `others` of a place.
+Several targets share the rows of one tensor; one with none is among the `others` of a target.
 """
 
 
@@ -87,26 +89,26 @@ class Architecture:
 
     Args:
         model_type, class_name: its names in transformers.
-        inner: places of a layer's tensors.
-        read: reads the architecture's own keys into the configuration.
+        inner: targets of a layer's tensors, by their names in GGUF.
+        read: reads the metadata keys that only this architecture has into the configuration.
         outer: names of the tensors outside of layers in a checkpoint, by GGUF's names.
         layers: prefix of a layer's tensors, before its number.
         factors: tensors of the rotary embedding, which become part of the configuration.
         activation: key of the configuration for the activation, and its value.
-        with_experts: the description to use instead if the file has experts.
+        with_experts: the description to use instead if the file has experts; None = this one.
         ends: tokens that end an answer by the published `generation_config.json`, though files name only one.
         norm_offset: value added to the weights of norms in the file, compared with a checkpoint.
         is_hybrid: there are layers without KV heads, and so without attention.
         is_latent: keys and values are a latent shared by all heads.
-        further: key for the number of additional layers that predict further tokens; None = these are left out.
-        has_further: there may be such layers.
+        mtp_key: key for the number of additional layers that predict further tokens; None = these are left out.
+        has_mtp: there may be such layers.
         has_partial_rope: `rope.dimension_count` may be only a part of a head.
         has_bias_option: `attention_bias` says whether projections have biases; otherwise the family decides.
     """
 
     model_type: str
     class_name: str
-    inner: Places
+    inner: TargetTensors
     read: Reader = lambda file, fields, config: {}
     outer: Mapping[str, str] = field(default_factory=OUTER.copy)
     layers: str = "model.layers"
@@ -117,8 +119,8 @@ class Architecture:
     norm_offset: float = 0.0
     is_hybrid: bool = False
     is_latent: bool = False
-    further: str | None = None
-    has_further: bool = False
+    mtp_key: str | None = None
+    has_mtp: bool = False
     has_partial_rope: bool = False
     has_bias_option: bool = False
     sentencepiece: SentencePiece = SentencePiece()
@@ -176,33 +178,33 @@ def required(fields: Fields, name: str) -> float:
     return as_written(value)
 
 
-PRE_NORMS: Final[dict[str, Place]] = {
-    "attn_norm": Place("input_layernorm"),
-    "ffn_norm": Place("post_attention_layernorm"),
+PRE_NORMS: Final[dict[str, TargetTensor]] = {
+    "attn_norm": TargetTensor("input_layernorm"),
+    "ffn_norm": TargetTensor("post_attention_layernorm"),
 }
-ATTENTION: Final[dict[str, Place]] = {
-    "attn_q": Place("self_attn.q_proj"),
-    "attn_k": Place("self_attn.k_proj"),
-    "attn_v": Place("self_attn.v_proj"),
-    "attn_output": Place("self_attn.o_proj"),
+ATTENTION: Final[dict[str, TargetTensor]] = {
+    "attn_q": TargetTensor("self_attn.q_proj"),
+    "attn_k": TargetTensor("self_attn.k_proj"),
+    "attn_v": TargetTensor("self_attn.v_proj"),
+    "attn_output": TargetTensor("self_attn.o_proj"),
 }
 # Attention in files where rotated pairs are neighbouring rows of q and k
-ATTENTION_WITH_PAIRED_ROWS: Final[dict[str, Place]] = ATTENTION | {
-    "attn_q": Place("self_attn.q_proj", in_halves("num_attention_heads")),
-    "attn_k": Place("self_attn.k_proj", in_halves("num_key_value_heads")),
+ATTENTION_WITH_PAIRED_ROWS: Final[dict[str, TargetTensor]] = ATTENTION | {
+    "attn_q": TargetTensor("self_attn.q_proj", in_halves("num_attention_heads")),
+    "attn_k": TargetTensor("self_attn.k_proj", in_halves("num_key_value_heads")),
 }
-HEAD_NORMS: Final[dict[str, Place]] = {
-    "attn_q_norm": Place("self_attn.q_norm"),
-    "attn_k_norm": Place("self_attn.k_norm"),
+HEAD_NORMS: Final[dict[str, TargetTensor]] = {
+    "attn_q_norm": TargetTensor("self_attn.q_norm"),
+    "attn_k_norm": TargetTensor("self_attn.k_norm"),
 }
-GATED: Final[dict[str, Place]] = {
-    "ffn_gate": Place("mlp.gate_proj"),
-    "ffn_up": Place("mlp.up_proj"),
-    "ffn_down": Place("mlp.down_proj"),
+GATED: Final[dict[str, TargetTensor]] = {
+    "ffn_gate": TargetTensor("mlp.gate_proj"),
+    "ffn_up": TargetTensor("mlp.up_proj"),
+    "ffn_down": TargetTensor("mlp.down_proj"),
 }
-EXPERTS: Final[dict[str, Place]] = {
-    "ffn_gate_inp": Place("mlp.gate"),
-    "ffn_gate_exps": Place("mlp.experts.{}.gate_proj"),
-    "ffn_up_exps": Place("mlp.experts.{}.up_proj"),
-    "ffn_down_exps": Place("mlp.experts.{}.down_proj"),
+EXPERTS: Final[dict[str, TargetTensor]] = {
+    "ffn_gate_inp": TargetTensor("mlp.gate"),
+    "ffn_gate_exps": TargetTensor("mlp.experts.{}.gate_proj"),
+    "ffn_up_exps": TargetTensor("mlp.experts.{}.up_proj"),
+    "ffn_down_exps": TargetTensor("mlp.experts.{}.down_proj"),
 }

@@ -1,4 +1,5 @@
-"""GGUF's DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: latent attention, experts by softmax or sigmoid.
+"""Row of the table `architectures` for GGUF's DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: latent attention, experts
+by softmax or sigmoid.
 
 Newer files have the map from latents to keys and values in two parts, and the part for keys is transposed. Its
 quantised blocks then lie along the other dimension, so this map is decoded.
@@ -8,11 +9,19 @@ import numpy as np
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import UnsupportedCheckpointError
-from tandem.models.gguf.families.base import PRE_NORMS, Architecture, Config, Floats, Place, Places, as_written
-from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts, read_groups
+from tandem.models.gguf.families.base import (
+    PRE_NORMS,
+    Architecture,
+    Config,
+    Floats,
+    TargetTensor,
+    TargetTensors,
+    as_written,
+)
+from tandem.models.gguf.families.experts import GROUPED, MTP_TENSORS, SIGMOID, read_grouped_experts, read_groups
 from tandem.models.gguf.file import GgufFile
 
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16  # largest accepted in a file
 _LOG_SHARE = 0.1  # NOTE: files have `mscale_all_dim` times this
 _CORRECTION = ".exp_probs_b.bias"
 
@@ -28,39 +37,39 @@ def joined(keys: Floats, values: Floats) -> Floats:
     return rows.reshape(-1, rows.shape[-1])
 
 
-LATENT: Places = {
-    "attn_q": Place("self_attn.q_proj"),
-    "attn_q_a": Place("self_attn.q_a_proj"),
-    "attn_q_a_norm": Place("self_attn.q_a_layernorm"),
-    "attn_q_b": Place("self_attn.q_b_proj"),
-    "attn_kv_a_mqa": Place("self_attn.kv_a_proj_with_mqa"),
-    "attn_kv_a_norm": Place("self_attn.kv_a_layernorm"),
-    "attn_kv_b": Place("self_attn.kv_b_proj"),
-    "attn_k_b": Place("self_attn.kv_b_proj", change=joined, others=("attn_v_b.weight",)),
+LATENT: TargetTensors = {
+    "attn_q": TargetTensor("self_attn.q_proj"),
+    "attn_q_a": TargetTensor("self_attn.q_a_proj"),
+    "attn_q_a_norm": TargetTensor("self_attn.q_a_layernorm"),
+    "attn_q_b": TargetTensor("self_attn.q_b_proj"),
+    "attn_kv_a_mqa": TargetTensor("self_attn.kv_a_proj_with_mqa"),
+    "attn_kv_a_norm": TargetTensor("self_attn.kv_a_layernorm"),
+    "attn_kv_b": TargetTensor("self_attn.kv_b_proj"),
+    "attn_k_b": TargetTensor("self_attn.kv_b_proj", change=joined, others=("attn_v_b.weight",)),
     "attn_v_b": (),
-    "attn_output": Place("self_attn.o_proj"),
+    "attn_output": TargetTensor("self_attn.o_proj"),
 }
 
 
 def read_latents(fields: Fields, rotary_dim: object) -> dict[str, object]:
     """Sizes of latents and heads; files from before 2025 have the heads' sizes under the usual keys."""
     assert isinstance(rotary_dim, int)
-    rank = fields.count("attention.kv_lora_rank", high=_MOST)
-    key_dim = fields.count("attention.key_length", low=2, high=_MOST)
+    rank = fields.count("attention.kv_lora_rank", high=_MAX_SIZE)
+    key_dim = fields.count("attention.key_length", low=2, high=_MAX_SIZE)
     if fields.has("attention.key_length_mla"):
         if key_dim != rank + rotary_dim:
             whole = rank + rotary_dim
             raise fields.wrong("attention.key_length", f"attention.kv_lora_rank + rope.dimension_count={whole}")
-        key_dim = fields.count("attention.key_length_mla", low=2, high=_MOST)
-        value_dim = fields.count("attention.value_length_mla", high=_MOST)
+        key_dim = fields.count("attention.key_length_mla", low=2, high=_MAX_SIZE)
+        value_dim = fields.count("attention.value_length_mla", high=_MAX_SIZE)
         fields.get("attention.value_length")  # NOTE: the latent's, or in Kimi-Linear's files what nothing has
     else:
-        value_dim = fields.count("attention.value_length", high=_MOST)
+        value_dim = fields.count("attention.value_length", high=_MAX_SIZE)
     if key_dim <= rotary_dim:
         raise fields.wrong("attention.key_length", f"above rope.dimension_count={rotary_dim}")
     return {
         "kv_lora_rank": rank,
-        "q_lora_rank": fields.optional_count("attention.q_lora_rank", high=_MOST),
+        "q_lora_rank": fields.optional_count("attention.q_lora_rank", high=_MAX_SIZE),
         "qk_nope_head_dim": key_dim - rotary_dim,
         "qk_rope_head_dim": rotary_dim,
         "v_head_dim": value_dim,
@@ -100,9 +109,9 @@ def _read_scaling(fields: Fields, config: Config) -> dict[str, object]:
 DEEPSEEK2 = Architecture(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
-    {**PRE_NORMS, **LATENT, **GROUPED, **NEXT},
+    {**PRE_NORMS, **LATENT, **GROUPED, **MTP_TENSORS},
     _read,
     is_latent=True,
-    further="num_nextn_predict_layers",
-    has_further=True,
+    mtp_key="num_nextn_predict_layers",
+    has_mtp=True,
 )

@@ -1,29 +1,33 @@
-"""GGUF's experts as in DeepSeek-V3: chosen by sigmoid within groups, with shared experts, after some dense layers."""
+"""Tables of tensors and readers of keys for GGUF architectures with experts as in DeepSeek-V3: chosen by sigmoid within
+groups, with shared experts, after some dense layers.
+"""
 
 from collections.abc import Mapping
 from typing import Final
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import EXPERTS, GATED, Place, as_written
+from tandem.models.gguf.families.base import EXPERTS, GATED, TargetTensor, as_written
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 SIGMOID: Final = 2  # value of `expert_gating_func`; 1 is softmax
 
 SHARED_EXPERTS: Final = {
-    "ffn_gate_shexp": Place("mlp.shared_experts.gate_proj"),
-    "ffn_up_shexp": Place("mlp.shared_experts.up_proj"),
-    "ffn_down_shexp": Place("mlp.shared_experts.down_proj"),
+    "ffn_gate_shexp": TargetTensor("mlp.shared_experts.gate_proj"),
+    "ffn_up_shexp": TargetTensor("mlp.shared_experts.up_proj"),
+    "ffn_down_shexp": TargetTensor("mlp.shared_experts.down_proj"),
 }
-GROUPED: Final = GATED | EXPERTS | SHARED_EXPERTS | {"exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias")}
-NEXT: Final = {
-    "nextn.eh_proj": Place("eh_proj"),
-    "nextn.embed_tokens": Place("embed_tokens"),
-    "nextn.enorm": Place("enorm"),
-    "nextn.hnorm": Place("hnorm"),
-    "nextn.shared_head_head": Place("shared_head.head"),
-    "nextn.shared_head_norm": Place("shared_head.norm"),
+GROUPED: Final = (
+    GATED | EXPERTS | SHARED_EXPERTS | {"exp_probs_b.bias": TargetTensor("mlp.gate.e_score_correction_bias")}
+)
+MTP_TENSORS: Final = {
+    "nextn.eh_proj": TargetTensor("eh_proj"),
+    "nextn.embed_tokens": TargetTensor("embed_tokens"),
+    "nextn.enorm": TargetTensor("enorm"),
+    "nextn.hnorm": TargetTensor("hnorm"),
+    "nextn.shared_head_head": TargetTensor("shared_head.head"),
+    "nextn.shared_head_norm": TargetTensor("shared_head.norm"),
 }
-"""Places of the tensors that only the layer after the last one has, which predicts further tokens."""
+"""Targets of the tensors that only the layer after the last one has, which predicts further tokens."""
 
 _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
     (False, 64): (1, 1),
@@ -37,11 +41,11 @@ _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
 def read_grouped_experts(fields: Fields) -> dict[str, object]:
     """Reads numbers of experts and of dense layers, and settings of the chosen experts' weights."""
     return {
-        "n_routed_experts": fields.count("expert_count", high=_MOST),
-        "num_experts_per_tok": fields.count("expert_used_count", high=_MOST),
+        "n_routed_experts": fields.count("expert_count", high=_MAX_SIZE),
+        "num_experts_per_tok": fields.count("expert_used_count", high=_MAX_SIZE),
         "moe_intermediate_size": fields.count("expert_feed_forward_length", high=1 << 20),
         "n_shared_experts": fields.count("expert_shared_count", 0, low=0, high=64),
-        "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0, high=_MOST),
+        "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0, high=_MAX_SIZE),
         "norm_topk_prob": fields.flag("expert_weights_norm", False),
         "routed_scaling_factor": as_written(fields.number("expert_weights_scale", 1.0)),
     }

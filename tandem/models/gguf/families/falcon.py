@@ -1,8 +1,10 @@
-"""GGUF's Falcon-H1: attention and Mamba-2 in parallel. Its constant factors are multiplied into the file's weights."""
+"""Row of the table `architectures` for GGUF's Falcon-H1: attention and Mamba-2 in parallel. Converters multiply the
+weights by its constant factors.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import UnsupportedCheckpointError
-from tandem.models.gguf.families.base import ATTENTION, OUTER, Architecture, Config, Place
+from tandem.models.gguf.families.base import ATTENTION, OUTER, Architecture, Config, TargetTensor
 from tandem.models.gguf.families.state_space import read_state_space, state_space
 from tandem.models.gguf.file import GgufFile
 
@@ -10,11 +12,11 @@ _INNER = (
     ATTENTION
     | state_space("mamba")
     | {
-        "attn_norm": Place("input_layernorm"),
-        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), Place("pre_ff_layernorm.weight")),
-        "ffn_gate": Place("feed_forward.gate_proj"),
-        "ffn_up": Place("feed_forward.up_proj"),
-        "ffn_down": Place("feed_forward.down_proj"),
+        "attn_norm": TargetTensor("input_layernorm"),
+        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), TargetTensor("pre_ff_layernorm.weight")),
+        "ffn_gate": TargetTensor("feed_forward.gate_proj"),
+        "ffn_up": TargetTensor("feed_forward.up_proj"),
+        "ffn_down": TargetTensor("feed_forward.down_proj"),
     }
 )
 _HEAD = "output.weight"

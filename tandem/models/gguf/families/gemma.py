@@ -1,5 +1,5 @@
-"""GGUF's Gemma 2 and the text model of Gemma 3. Files store 1 + the weights of norms, and leave out the scale of scores
-and which layers have no window.
+"""Rows of the table `architectures` for GGUF's Gemma 2 and the text model of Gemma 3. Files store 1 + the weights of
+norms, and leave out the scale of scores and which layers have no window.
 """
 
 from tandem.architecture.fields import Fields
@@ -9,17 +9,17 @@ from tandem.models.gguf.families.base import (
     HEAD_NORMS,
     Architecture,
     Config,
-    Place,
     SentencePiece,
+    TargetTensor,
     as_written,
 )
 from tandem.models.gguf.file import GgufFile
 
 _INNER = {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
-    "ffn_norm": Place("pre_feedforward_layernorm"),
-    "post_ffw_norm": Place("post_feedforward_layernorm"),
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
+    "ffn_norm": TargetTensor("pre_feedforward_layernorm"),
+    "post_ffw_norm": TargetTensor("post_feedforward_layernorm"),
 }
 _LAYERS_OF_27B, _PATTERN, _LOCAL_THETA = 62, 6, 10_000.0
 _LAYERS_OF_2_27B = 46

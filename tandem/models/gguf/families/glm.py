@@ -1,13 +1,15 @@
-"""GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts more tokens."""
+"""Row of the table `architectures` for GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a
+further layer predicts tokens.
+"""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, Place
-from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts
+from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, TargetTensor
+from tandem.models.gguf.families.experts import GROUPED, MTP_TENSORS, SIGMOID, read_grouped_experts
 from tandem.models.gguf.file import GgufFile
 
 _NORMS = {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
 }
 
 
@@ -25,10 +27,10 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 GLM4_MOE = Architecture(
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    ATTENTION | HEAD_NORMS | GROUPED | NEXT | _NORMS,
+    ATTENTION | HEAD_NORMS | GROUPED | MTP_TENSORS | _NORMS,
     _read,
-    further="num_nextn_predict_layers",
-    has_further=True,
+    mtp_key="num_nextn_predict_layers",
+    has_mtp=True,
     has_partial_rope=True,
     has_bias_option=True,
 )

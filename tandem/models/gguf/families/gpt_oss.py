@@ -1,17 +1,19 @@
-"""GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not rounded to whole dimensions."""
+"""Row of the table `architectures` for GGUF's gpt-oss: biases everywhere, sinks, windows on every other layer, YaRN not
+rounded to whole dimensions.
+"""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import ATTENTION, Architecture, Config, Place
+from tandem.models.gguf.families.base import ATTENTION, Architecture, Config, TargetTensor
 from tandem.models.gguf.file import GgufFile
 
 _INNER = ATTENTION | {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
-    "attn_sinks.weight": Place("self_attn.sinks"),
-    "ffn_gate_inp": Place("mlp.router"),
-    "ffn_gate_exps": Place("mlp.experts.{}.gate_proj"),
-    "ffn_up_exps": Place("mlp.experts.{}.up_proj"),
-    "ffn_down_exps": Place("mlp.experts.{}.down_proj"),
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
+    "attn_sinks.weight": TargetTensor("self_attn.sinks"),
+    "ffn_gate_inp": TargetTensor("mlp.router"),
+    "ffn_gate_exps": TargetTensor("mlp.experts.{}.gate_proj"),
+    "ffn_up_exps": TargetTensor("mlp.experts.{}.up_proj"),
+    "ffn_down_exps": TargetTensor("mlp.experts.{}.down_proj"),
 }
 
 

@@ -1,4 +1,6 @@
-"""GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts, and Granite 4 (mostly Mamba-2)."""
+"""Rows of the table `architectures` for GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts,
+and Granite 4 (mostly Mamba-2).
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -7,7 +9,7 @@ from tandem.models.gguf.families.base import (
     PRE_NORMS,
     Architecture,
     Config,
-    Place,
+    TargetTensor,
     have_attention,
     required,
 )
@@ -22,17 +24,17 @@ _MULTIPLIERS = {
 }
 _HAS_ROPE = "rope.scaling.finetuned"  # NOTE: so these files say whether anything is rotated
 _BLOCK = {
-    "ffn_gate": Place("shared_mlp.gate_proj"),
-    "ffn_up": Place("shared_mlp.up_proj"),
-    "ffn_down": Place("shared_mlp.output_linear"),
+    "ffn_gate": TargetTensor("shared_mlp.gate_proj"),
+    "ffn_up": TargetTensor("shared_mlp.up_proj"),
+    "ffn_down": TargetTensor("shared_mlp.output_linear"),
 }
 _EXPERTS = {
-    "ffn_gate_inp": Place("block_sparse_moe.router.layer"),
-    "ffn_gate_exps": Place("block_sparse_moe.{}.gate_proj"),
-    "ffn_up_exps": Place("block_sparse_moe.{}.up_proj"),
-    "ffn_down_exps": Place("block_sparse_moe.{}.output_linear"),
+    "ffn_gate_inp": TargetTensor("block_sparse_moe.router.layer"),
+    "ffn_gate_exps": TargetTensor("block_sparse_moe.{}.gate_proj"),
+    "ffn_up_exps": TargetTensor("block_sparse_moe.{}.up_proj"),
+    "ffn_down_exps": TargetTensor("block_sparse_moe.{}.output_linear"),
 }
-_BLOCK_BESIDE = {f"{name}_shexp": place for name, place in _BLOCK.items()}
+_SHARED_BLOCK = {f"{name}_shexp": target for name, target in _BLOCK.items()}
 
 
 def _read_multipliers(fields: Fields) -> dict[str, object]:
@@ -94,7 +96,7 @@ GRANITE_HYBRID = Architecture(
     _INNER | _BLOCK,
     _read_hybrid,
     with_experts=Architecture(
-        "granitemoehybrid", _CLASS, _INNER | _EXPERTS | _BLOCK_BESIDE, _read_hybrid, is_hybrid=True
+        "granitemoehybrid", _CLASS, _INNER | _EXPERTS | _SHARED_BLOCK, _read_hybrid, is_hybrid=True
     ),
     is_hybrid=True,
 )

@@ -1,4 +1,6 @@
-"""GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention without positions."""
+"""Row of the table `architectures` for GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention
+without positions.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -6,7 +8,7 @@ from tandem.models.gguf.families.base import (
     Architecture,
     Config,
     Floats,
-    Place,
+    TargetTensor,
     have_attention,
     log_of_negated,
 )
@@ -25,30 +27,30 @@ def _taps(values: Floats) -> Floats:
 
 
 _DELTA = {
-    "attn_k": Place("self_attn.k_proj"),
-    "attn_v": Place("self_attn.v_proj"),
-    **{f"ssm_conv1d_{part}.weight": Place(f"self_attn.{part}_conv1d.weight", change=_taps) for part in "qkv"},
-    "ssm_f_a": Place("self_attn.f_a_proj"),
-    "ssm_f_b": Place("self_attn.f_b_proj"),
-    "ssm_g_a": Place("self_attn.g_a_proj"),
-    "ssm_g_b": Place("self_attn.g_b_proj"),
-    "ssm_beta": Place("self_attn.b_proj"),
-    "ssm_a": Place("self_attn.A_log", change=_decays),
-    "ssm_dt.bias": Place("self_attn.dt_bias"),
-    "ssm_norm": Place("self_attn.o_norm"),
+    "attn_k": TargetTensor("self_attn.k_proj"),
+    "attn_v": TargetTensor("self_attn.v_proj"),
+    **{f"ssm_conv1d_{part}.weight": TargetTensor(f"self_attn.{part}_conv1d.weight", change=_taps) for part in "qkv"},
+    "ssm_f_a": TargetTensor("self_attn.f_a_proj"),
+    "ssm_f_b": TargetTensor("self_attn.f_b_proj"),
+    "ssm_g_a": TargetTensor("self_attn.g_a_proj"),
+    "ssm_g_b": TargetTensor("self_attn.g_b_proj"),
+    "ssm_beta": TargetTensor("self_attn.b_proj"),
+    "ssm_a": TargetTensor("self_attn.A_log", change=_decays),
+    "ssm_dt.bias": TargetTensor("self_attn.dt_bias"),
+    "ssm_norm": TargetTensor("self_attn.o_norm"),
 }
 _EXPERTS = {
-    "ffn_gate": Place("mlp.gate_proj"),
-    "ffn_up": Place("mlp.up_proj"),
-    "ffn_down": Place("mlp.down_proj"),
-    "ffn_gate_inp": Place("block_sparse_moe.gate"),
-    "exp_probs_b.bias": Place("block_sparse_moe.gate.e_score_correction_bias"),
-    "ffn_gate_exps": Place("block_sparse_moe.experts.{}.w1"),
-    "ffn_up_exps": Place("block_sparse_moe.experts.{}.w3"),
-    "ffn_down_exps": Place("block_sparse_moe.experts.{}.w2"),
-    "ffn_gate_shexp": Place("block_sparse_moe.shared_experts.gate_proj"),
-    "ffn_up_shexp": Place("block_sparse_moe.shared_experts.up_proj"),
-    "ffn_down_shexp": Place("block_sparse_moe.shared_experts.down_proj"),
+    "ffn_gate": TargetTensor("mlp.gate_proj"),
+    "ffn_up": TargetTensor("mlp.up_proj"),
+    "ffn_down": TargetTensor("mlp.down_proj"),
+    "ffn_gate_inp": TargetTensor("block_sparse_moe.gate"),
+    "exp_probs_b.bias": TargetTensor("block_sparse_moe.gate.e_score_correction_bias"),
+    "ffn_gate_exps": TargetTensor("block_sparse_moe.experts.{}.w1"),
+    "ffn_up_exps": TargetTensor("block_sparse_moe.experts.{}.w3"),
+    "ffn_down_exps": TargetTensor("block_sparse_moe.experts.{}.w2"),
+    "ffn_gate_shexp": TargetTensor("block_sparse_moe.shared_experts.gate_proj"),
+    "ffn_up_shexp": TargetTensor("block_sparse_moe.shared_experts.up_proj"),
+    "ffn_down_shexp": TargetTensor("block_sparse_moe.shared_experts.down_proj"),
 }
 _NAMES = {
     "n_routed_experts": "num_experts",

@@ -1,11 +1,13 @@
-"""GGUF's LFM2: short convolutions, and attention in layers with KV heads; experts after some dense layers."""
+"""Rows of the table `architectures` for GGUF's LFM2: short convolutions, and attention in layers with KV heads; experts
+after some dense layers.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
     EMBEDDING,
     Architecture,
     Config,
-    Place,
+    TargetTensor,
     as_written,
     channelwise,
     have_attention,
@@ -21,20 +23,20 @@ _OUTER = {
 
 
 _INNER = {
-    "attn_norm": Place("operator_norm"),
-    "ffn_norm": Place("ffn_norm"),
-    "attn_q": Place("self_attn.q_proj"),
-    "attn_k": Place("self_attn.k_proj"),
-    "attn_v": Place("self_attn.v_proj"),
-    "attn_output": Place("self_attn.out_proj"),
-    "attn_q_norm": Place("self_attn.q_layernorm"),
-    "attn_k_norm": Place("self_attn.k_layernorm"),
-    "shortconv.conv.weight": Place("conv.conv.weight", change=channelwise),
-    "shortconv.in_proj": Place("conv.in_proj"),
-    "shortconv.out_proj": Place("conv.out_proj"),
-    "ffn_gate": Place("feed_forward.w1"),
-    "ffn_up": Place("feed_forward.w3"),
-    "ffn_down": Place("feed_forward.w2"),
+    "attn_norm": TargetTensor("operator_norm"),
+    "ffn_norm": TargetTensor("ffn_norm"),
+    "attn_q": TargetTensor("self_attn.q_proj"),
+    "attn_k": TargetTensor("self_attn.k_proj"),
+    "attn_v": TargetTensor("self_attn.v_proj"),
+    "attn_output": TargetTensor("self_attn.out_proj"),
+    "attn_q_norm": TargetTensor("self_attn.q_layernorm"),
+    "attn_k_norm": TargetTensor("self_attn.k_layernorm"),
+    "shortconv.conv.weight": TargetTensor("conv.conv.weight", change=channelwise),
+    "shortconv.in_proj": TargetTensor("conv.in_proj"),
+    "shortconv.out_proj": TargetTensor("conv.out_proj"),
+    "ffn_gate": TargetTensor("feed_forward.w1"),
+    "ffn_up": TargetTensor("feed_forward.w3"),
+    "ffn_down": TargetTensor("feed_forward.w2"),
 }
 
 
@@ -67,11 +69,11 @@ def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, o
 
 _BIAS = ".exp_probs_b.bias"
 _EXPERTS = {
-    "ffn_gate_inp": Place("feed_forward.gate"),
-    "exp_probs_b.bias": Place("feed_forward.expert_bias"),
-    "ffn_gate_exps": Place("feed_forward.experts.{}.w1"),
-    "ffn_up_exps": Place("feed_forward.experts.{}.w3"),
-    "ffn_down_exps": Place("feed_forward.experts.{}.w2"),
+    "ffn_gate_inp": TargetTensor("feed_forward.gate"),
+    "exp_probs_b.bias": TargetTensor("feed_forward.expert_bias"),
+    "ffn_gate_exps": TargetTensor("feed_forward.experts.{}.w1"),
+    "ffn_up_exps": TargetTensor("feed_forward.experts.{}.w3"),
+    "ffn_down_exps": TargetTensor("feed_forward.experts.{}.w2"),
 }
 LFM2_MOE = Architecture(
     "lfm2_moe", "Lfm2MoeForCausalLM", _INNER | _EXPERTS, _read_experts, outer=_OUTER, is_hybrid=True

@@ -1,14 +1,23 @@
-"""GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
+"""Rows of the table `architectures` for GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are
+neighbouring rows of q and k.
+"""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import ATTENTION_WITH_PAIRED_ROWS, GATED, PRE_NORMS, Architecture, Config, Place
+from tandem.models.gguf.families.base import (
+    ATTENTION_WITH_PAIRED_ROWS,
+    GATED,
+    PRE_NORMS,
+    Architecture,
+    Config,
+    TargetTensor,
+)
 from tandem.models.gguf.file import GgufFile
 
 _EXPERTS = {
-    "ffn_gate_inp": Place("block_sparse_moe.gate"),
-    "ffn_gate_exps": Place("block_sparse_moe.experts.{}.w1"),
-    "ffn_up_exps": Place("block_sparse_moe.experts.{}.w3"),
-    "ffn_down_exps": Place("block_sparse_moe.experts.{}.w2"),
+    "ffn_gate_inp": TargetTensor("block_sparse_moe.gate"),
+    "ffn_gate_exps": TargetTensor("block_sparse_moe.experts.{}.w1"),
+    "ffn_up_exps": TargetTensor("block_sparse_moe.experts.{}.w3"),
+    "ffn_down_exps": TargetTensor("block_sparse_moe.experts.{}.w2"),
 }
 
 

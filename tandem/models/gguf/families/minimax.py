@@ -1,16 +1,18 @@
-"""GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated, experts by sigmoid in every layer."""
+"""Row of the table `architectures` for GGUF's MiniMax-M2: norms over all heads of q and k, part of each head rotated,
+experts by sigmoid in every layer.
+"""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, PRE_NORMS, Architecture, Config, Place
+from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, PRE_NORMS, Architecture, Config, TargetTensor
 from tandem.models.gguf.families.experts import SIGMOID
 from tandem.models.gguf.file import GgufFile
 
 _EXPERTS = {
-    "ffn_gate_inp": Place("block_sparse_moe.gate"),
-    "ffn_gate_exps": Place("block_sparse_moe.experts.{}.w1"),
-    "ffn_up_exps": Place("block_sparse_moe.experts.{}.w3"),
-    "ffn_down_exps": Place("block_sparse_moe.experts.{}.w2"),
-    "exp_probs_b.bias": Place("block_sparse_moe.e_score_correction_bias"),
+    "ffn_gate_inp": TargetTensor("block_sparse_moe.gate"),
+    "ffn_gate_exps": TargetTensor("block_sparse_moe.experts.{}.w1"),
+    "ffn_up_exps": TargetTensor("block_sparse_moe.experts.{}.w3"),
+    "ffn_down_exps": TargetTensor("block_sparse_moe.experts.{}.w2"),
+    "exp_probs_b.bias": TargetTensor("block_sparse_moe.e_score_correction_bias"),
 }
 
 

@@ -1,4 +1,5 @@
-"""GGUF's Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a mixer, a feed-forward block or experts.
+"""Rows of the table `architectures` for GGUF's Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a mixer, a
+feed-forward block or experts.
 
 Converters store rows of q and k in pairs, as for rotary embeddings, although these models rotate nothing.
 """
@@ -10,7 +11,7 @@ from tandem.models.gguf.families.base import (
     EMBEDDING,
     Architecture,
     Config,
-    Place,
+    TargetTensor,
     as_written,
     in_halves,
 )
@@ -24,24 +25,24 @@ _OUTER = {
     "output.weight": "lm_head.weight",
 }
 _INNER = state_space("mixer") | {
-    "attn_norm": Place("norm"),
-    "attn_q": Place("mixer.q_proj", in_halves("num_attention_heads")),
-    "attn_k": Place("mixer.k_proj", in_halves("num_key_value_heads")),
-    "attn_v": Place("mixer.v_proj"),
-    "attn_output": Place("mixer.o_proj"),
-    "ffn_up": Place("mixer.up_proj"),
-    "ffn_down": Place("mixer.down_proj"),
+    "attn_norm": TargetTensor("norm"),
+    "attn_q": TargetTensor("mixer.q_proj", in_halves("num_attention_heads")),
+    "attn_k": TargetTensor("mixer.k_proj", in_halves("num_key_value_heads")),
+    "attn_v": TargetTensor("mixer.v_proj"),
+    "attn_output": TargetTensor("mixer.o_proj"),
+    "ffn_up": TargetTensor("mixer.up_proj"),
+    "ffn_down": TargetTensor("mixer.down_proj"),
 }
 _BLOCK_BIASES = (".ffn_up.bias", ".ffn_up_shexp.bias")
 _EXPERTS = {
-    "ffn_gate_inp": Place("mixer.gate"),
-    "exp_probs_b.bias": Place("mixer.gate.e_score_correction_bias"),
-    "ffn_up_exps": Place("mixer.experts.{}.up_proj"),
-    "ffn_down_exps": Place("mixer.experts.{}.down_proj"),
-    "ffn_up_shexp": Place("mixer.shared_experts.up_proj"),
-    "ffn_down_shexp": Place("mixer.shared_experts.down_proj"),
-    "ffn_latent_down": Place("mixer.fc1_latent_proj"),
-    "ffn_latent_up": Place("mixer.fc2_latent_proj"),
+    "ffn_gate_inp": TargetTensor("mixer.gate"),
+    "exp_probs_b.bias": TargetTensor("mixer.gate.e_score_correction_bias"),
+    "ffn_up_exps": TargetTensor("mixer.experts.{}.up_proj"),
+    "ffn_down_exps": TargetTensor("mixer.experts.{}.down_proj"),
+    "ffn_up_shexp": TargetTensor("mixer.shared_experts.up_proj"),
+    "ffn_down_shexp": TargetTensor("mixer.shared_experts.down_proj"),
+    "ffn_latent_down": TargetTensor("mixer.fc1_latent_proj"),
+    "ffn_latent_up": TargetTensor("mixer.fc2_latent_proj"),
 }
 
 
@@ -103,4 +104,4 @@ NEMOTRON_H = Architecture(
     activation=("mamba_hidden_act", "silu"),
     is_hybrid=True,
 )
-NEMOTRON_H_MOE = replace(NEMOTRON_H, inner=_INNER | _EXPERTS, read=_read_experts, has_further=True)
+NEMOTRON_H_MOE = replace(NEMOTRON_H, inner=_INNER | _EXPERTS, read=_read_experts, has_mtp=True)

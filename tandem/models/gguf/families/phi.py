@@ -1,14 +1,16 @@
-"""GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of another, as in a checkpoint."""
+"""Row of the table `architectures` for GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of
+another, as in a checkpoint.
+"""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import LONG_FACTORS, PRE_NORMS, Architecture, Config, Place, SentencePiece
+from tandem.models.gguf.families.base import LONG_FACTORS, PRE_NORMS, Architecture, Config, SentencePiece, TargetTensor
 from tandem.models.gguf.file import GgufFile
 
 _INNER = {
-    "attn_qkv": Place("self_attn.qkv_proj"),
-    "attn_output": Place("self_attn.o_proj"),
-    "ffn_up": Place("mlp.gate_up_proj"),
-    "ffn_down": Place("mlp.down_proj"),
+    "attn_qkv": TargetTensor("self_attn.qkv_proj"),
+    "attn_output": TargetTensor("self_attn.o_proj"),
+    "ffn_up": TargetTensor("mlp.gate_up_proj"),
+    "ffn_down": TargetTensor("mlp.down_proj"),
 }
 
 

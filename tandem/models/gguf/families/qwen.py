@@ -1,4 +1,4 @@
-"""GGUF's Qwen 2 and 3, dense and with experts."""
+"""Rows of the table `architectures` for GGUF's Qwen 2 and 3, dense and with experts."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError
@@ -10,17 +10,17 @@ from tandem.models.gguf.families.base import (
     PRE_NORMS,
     Architecture,
     Config,
-    Place,
+    TargetTensor,
 )
 from tandem.models.gguf.file import GgufFile
 
 _INNER = PRE_NORMS | ATTENTION
 _SHARED_GATE = "blk.0.ffn_gate_shexp.weight"
 SHARED = {
-    "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", change=lambda values: values.reshape(1, -1)),
-    "ffn_gate_shexp": Place("mlp.shared_expert.gate_proj"),
-    "ffn_up_shexp": Place("mlp.shared_expert.up_proj"),
-    "ffn_down_shexp": Place("mlp.shared_expert.down_proj"),
+    "ffn_gate_inp_shexp": TargetTensor("mlp.shared_expert_gate", change=lambda values: values.reshape(1, -1)),
+    "ffn_gate_shexp": TargetTensor("mlp.shared_expert.gate_proj"),
+    "ffn_up_shexp": TargetTensor("mlp.shared_expert.up_proj"),
+    "ffn_down_shexp": TargetTensor("mlp.shared_expert.down_proj"),
 }
 
 

@@ -1,5 +1,5 @@
-"""GGUF's Qwen3.5, dense and with experts. Files have its value heads in another order: by number within a group, then
-by group.
+"""Rows of the table `architectures` for GGUF's Qwen3.5, dense and with experts. Files have its value heads in another
+order: by number within a group, then by group.
 
 Rows are put back in the checkpoint's order. Columns are too if whole quantised blocks can be moved; the output map of
 the heads, whose blocks are longer than a head, is decoded. Rotary sections, which matter for images, become one.
@@ -20,8 +20,8 @@ from tandem.models.gguf.families.base import (
     Architecture,
     Config,
     IndexOrder,
-    Place,
-    Places,
+    TargetTensor,
+    TargetTensors,
     channelwise,
     log_of_negated,
 )
@@ -66,18 +66,18 @@ def _one(config: Config) -> int:
     return 1
 
 
-_DELTA: Places = {
-    "attn_norm": Place("input_layernorm"),
-    "post_attention_norm": Place("post_attention_layernorm"),
-    "attn_qkv": Place("linear_attn.in_proj_qkv", _by_groups(_value_dim, has_keys=True)),
-    "attn_gate": Place("linear_attn.in_proj_z", _by_groups(_value_dim)),
-    "ssm_beta": Place("linear_attn.in_proj_b", _by_groups(_one)),
-    "ssm_alpha": Place("linear_attn.in_proj_a", _by_groups(_one)),
-    "ssm_conv1d": Place("linear_attn.conv1d", _by_groups(_value_dim, has_keys=True), change=channelwise),
-    "ssm_dt.bias": Place("linear_attn.dt_bias", _by_groups(_one)),
-    "ssm_a": Place("linear_attn.A_log", _by_groups(_one), change=log_of_negated),
-    "ssm_norm": Place("linear_attn.norm"),
-    "ssm_out": Place("linear_attn.out_proj", columns=_by_groups(_value_dim)),
+_DELTA: TargetTensors = {
+    "attn_norm": TargetTensor("input_layernorm"),
+    "post_attention_norm": TargetTensor("post_attention_layernorm"),
+    "attn_qkv": TargetTensor("linear_attn.in_proj_qkv", _by_groups(_value_dim, has_keys=True)),
+    "attn_gate": TargetTensor("linear_attn.in_proj_z", _by_groups(_value_dim)),
+    "ssm_beta": TargetTensor("linear_attn.in_proj_b", _by_groups(_one)),
+    "ssm_alpha": TargetTensor("linear_attn.in_proj_a", _by_groups(_one)),
+    "ssm_conv1d": TargetTensor("linear_attn.conv1d", _by_groups(_value_dim, has_keys=True), change=channelwise),
+    "ssm_dt.bias": TargetTensor("linear_attn.dt_bias", _by_groups(_one)),
+    "ssm_a": TargetTensor("linear_attn.A_log", _by_groups(_one), change=log_of_negated),
+    "ssm_norm": TargetTensor("linear_attn.norm"),
+    "ssm_out": TargetTensor("linear_attn.out_proj", columns=_by_groups(_value_dim)),
 }
 
 
@@ -91,10 +91,10 @@ def _half(half: int) -> IndexOrder:
     return order
 
 
-_FUSED: Places = {
+_FUSED: TargetTensors = {
     "ffn_gate_up_exps": (
-        Place("mlp.experts.{}.gate_proj", _half(0)),
-        Place("mlp.experts.{}.up_proj", _half(1)),
+        TargetTensor("mlp.experts.{}.gate_proj", _half(0)),
+        TargetTensor("mlp.experts.{}.up_proj", _half(1)),
     )
 }
 
@@ -114,14 +114,14 @@ def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, o
     return read_shared_expert(file, fields, config) | {"norm_topk_prob": True} | _read(file, fields, config)
 
 
-_INNER: Places = {**ATTENTION, **HEAD_NORMS, **_DELTA}
+_INNER: TargetTensors = {**ATTENTION, **HEAD_NORMS, **_DELTA}
 QWEN35 = Architecture(
     "qwen3_5_text",
     "Qwen3_5ForCausalLM",
     {**_INNER, **GATED},
     _read,
     norm_offset=1.0,
-    has_further=True,
+    has_mtp=True,
     has_partial_rope=True,
 )
 QWEN35_MOE = Architecture(
@@ -130,6 +130,6 @@ QWEN35_MOE = Architecture(
     {**_INNER, **EXPERTS, **SHARED, **_FUSED},
     _read_experts,
     norm_offset=1.0,
-    has_further=True,
+    has_mtp=True,
     has_partial_rope=True,
 )

@@ -1,4 +1,6 @@
-"""GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same from maps stored as separate tensors."""
+"""Row of the table `architectures` for GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same
+from maps stored as separate tensors.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +13,15 @@ from tandem.models.gguf.families.base import (
     Architecture,
     Config,
     IndexOrder,
-    Place,
-    Places,
+    TargetTensor,
+    TargetTensors,
     channelwise,
     log_of_negated,
 )
 from tandem.models.gguf.families.qwen import SHARED, read_shared_expert
 from tandem.models.gguf.file import GgufFile
 
-_MOST = 1 << 12
+_MAX_SIZE = 1 << 12  # largest accepted in a file
 
 
 def _half_of_groups(half: int) -> IndexOrder:
@@ -33,26 +35,26 @@ def _half_of_groups(half: int) -> IndexOrder:
     return order
 
 
-_INNER: Places = (
+_INNER: TargetTensors = (
     ATTENTION
     | HEAD_NORMS
     | EXPERTS
     | SHARED
     | {
-        "attn_norm": Place("input_layernorm"),
-        "post_attention_norm": Place("post_attention_layernorm"),
-        "attn_qkv": Place("linear_attn.in_proj_qkv"),
-        "attn_gate": Place("linear_attn.in_proj_z"),
-        "ssm_conv1d": Place("linear_attn.conv1d", change=channelwise),
-        "ssm_dt.bias": Place("linear_attn.dt_bias"),
-        "ssm_a": Place("linear_attn.A_log", change=log_of_negated),
-        "ssm_norm": Place("linear_attn.norm"),
-        "ssm_out": Place("linear_attn.out_proj"),
+        "attn_norm": TargetTensor("input_layernorm"),
+        "post_attention_norm": TargetTensor("post_attention_layernorm"),
+        "attn_qkv": TargetTensor("linear_attn.in_proj_qkv"),
+        "attn_gate": TargetTensor("linear_attn.in_proj_z"),
+        "ssm_conv1d": TargetTensor("linear_attn.conv1d", change=channelwise),
+        "ssm_dt.bias": TargetTensor("linear_attn.dt_bias"),
+        "ssm_a": TargetTensor("linear_attn.A_log", change=log_of_negated),
+        "ssm_norm": TargetTensor("linear_attn.norm"),
+        "ssm_out": TargetTensor("linear_attn.out_proj"),
     }
     | {
         "ssm_ba": (
-            Place("linear_attn.in_proj_b", _half_of_groups(0)),
-            Place("linear_attn.in_proj_a", _half_of_groups(1)),
+            TargetTensor("linear_attn.in_proj_b", _half_of_groups(0)),
+            TargetTensor("linear_attn.in_proj_a", _half_of_groups(1)),
         )
     }
 )
@@ -60,15 +62,15 @@ _INNER: Places = (
 
 def read_delta_net(fields: Fields) -> dict[str, object]:
     """Sizes of the recurrent layers, and the interval of layers with attention."""
-    heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
+    heads, inner = fields.count("ssm.time_step_rank", high=_MAX_SIZE), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
     return {
         "full_attention_interval": fields.count("full_attention_interval", 4),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
-        "linear_num_key_heads": fields.count("ssm.group_count", high=_MOST),
-        "linear_key_head_dim": fields.count("ssm.state_size", high=_MOST),
+        "linear_num_key_heads": fields.count("ssm.group_count", high=_MAX_SIZE),
+        "linear_key_head_dim": fields.count("ssm.state_size", high=_MAX_SIZE),
         "linear_conv_kernel_dim": fields.count("ssm.conv_kernel", low=2, high=64),
     }
 
