@@ -25,7 +25,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import enforced_tools
 from tandem.gateway.parts import AnswerParser
-from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, NotKnownError, check_length
+from tandem.gateway.prompt_encoder import CannotResumeError, ChainRoot, EncodedPrompt, EncodingCounts, check_length
 from tandem.gateway.request import ChoiceResult
 from tandem.gateway.resuming import Resumable, why_not
 from tandem.rpc.messages import ModelInfo
@@ -116,12 +116,12 @@ async def assemble(
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
-        NotKnownError: it cannot be resumed from `beginning`.
+        CannotResumeError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
     why_whole = why_not(conversation) if next_start is not None or beginning is not None else ""
     if beginning is not None and why_whole is not None:
-        raise NotKnownError(why_whole)
+        raise CannotResumeError(why_whole)
     asked = _without_unused_tools(
         with_one_system(conversation) if model.has_one_system and beginning is None else conversation
     )

@@ -40,7 +40,7 @@ _MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; long runs of s
 T = TypeVar("T")
 
 
-class NotKnownError(InvalidRequestError):
+class CannotResumeError(InvalidRequestError):
     """The beginning of a conversation is no longer cached or cannot be resumed here, so the whole body must be read."""
 
 
@@ -165,11 +165,11 @@ class PromptEncoder:
 
         Raises:
             InvalidRequestError: as `encode`.
-            NotKnownError: the beginning's tokens were evicted, or the prompt may be too long.
+            CannotResumeError: the beginning's tokens were evicted, or the prompt may be too long.
         """
         token, most = self._rule.token, _most(max_model_len, is_only_counted=is_only_counted)
         if beginning is not None and (add_special_tokens or beginning.num_bytes + len(text) > _longest(most)):
-            raise NotKnownError("the beginning of the prompt cannot be resumed")
+            raise CannotResumeError("the beginning of the prompt cannot be resumed")
         if token is None or add_special_tokens or len(text) > _longest(most):
             ids = await self.encode(
                 text, max_model_len, add_special_tokens=add_special_tokens, is_only_counted=is_only_counted
@@ -180,7 +180,7 @@ class PromptEncoder:
         cut = await self._maybe_in_thread(size, partial(CutPrompt.of, text, token, root.digest, beginning))
         known = self.known.leading(cut.keys)
         if beginning is not None and len(known) < len(beginning.keys):
-            raise NotKnownError("the beginning of the prompt was forgotten")
+            raise CannotResumeError("the beginning of the prompt was forgotten")
         num_tokens = sum(len(piece.token_ids) for piece in known) // 4
         new = await self._encode_pieces(cut.pieces[len(known) :], most, num_tokens, max_model_len)
         return await self._chained(cut, root, known, new)

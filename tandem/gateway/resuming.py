@@ -1,7 +1,7 @@
 """Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
 Used by `assembly`. Also creates the `KnownBeginning` from which a later request may be resumed. Invariant: the prompt
-equals that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
+equals that of rendering the whole conversation, or `CannotResumeError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from tandem.gateway.conversation import Breakpoint, Conversation
 from tandem.gateway.known_conversations import MIN_MESSAGES, KnownBeginning, KnownConversation, Place
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
-from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError, EncodedPrompt
 from tandem.text.chat_template import Rendered
 from tandem.text.resumption import ChangedInputsError
 from tandem.text.sandbox import MAX_STEPS
@@ -24,7 +24,7 @@ _MIN_CHARACTERS = 128
 _NUM_HEAD = 2  # messages at the beginning that are always read: a system message and a question
 
 
-class OtherBeginningError(NotKnownError):
+class OtherBeginningError(CannotResumeError):
     """The conversation cannot be resumed from this beginning, but may be from another cached one that meets `fits`."""
 
     def __init__(self, why: str, fits: Callable[[KnownConversation], bool]) -> None:
@@ -60,7 +60,7 @@ class Resumable:
 
         Raises:
             InvalidRequestError: the template refuses the messages.
-            NotKnownError: the conversation cannot be resumed from `beginning`.
+            CannotResumeError: the conversation cannot be resumed from `beginning`.
         """
         if self.beginning is None:
             try:
@@ -68,18 +68,18 @@ class Resumable:
             except NotResumableError as error:
                 return str(error)
         if self.beginning.context_digest != self._context_digest():
-            raise NotKnownError("the conversation has other tools, variables or another scope than before")
+            raise CannotResumeError("the conversation has other tools, variables or another scope than before")
         if any(self._is_unread(point) for point in self.asked.breakpoints):
-            raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
+            raise CannotResumeError("the conversation has a cache breakpoint that it did not have before")
         try:
             rest = await self._render_from(self.asked)
         except ChangedInputsError as error:
             inputs = error.inputs
             raise OtherBeginningError(str(error), lambda known: known.beginning.admits(inputs)) from error
         except NotResumableError as error:
-            raise NotKnownError(str(error)) from error
+            raise CannotResumeError(str(error)) from error
         if len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + self.beginning.num_steps > MAX_STEPS:
-            raise NotKnownError("the conversation's end cannot be rendered alone")
+            raise CannotResumeError("the conversation's end cannot be rendered alone")
         return rest
 
     async def num_pinned(self, prompt: str, encoded: EncodedPrompt) -> list[int]:
@@ -89,7 +89,7 @@ class Resumable:
             prompt: the text from message `start` on.
 
         Raises:
-            NotKnownError: a number cannot be determined without rendering the whole conversation.
+            CannotResumeError: a number cannot be determined without rendering the whole conversation.
         """
         assert self.beginning is not None
         late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.pins]
@@ -100,7 +100,7 @@ class Resumable:
             try:
                 rest = await self._render_from(marked.conversation)
             except NotResumableError as error:
-                raise NotKnownError(str(error)) from error
+                raise CannotResumeError(str(error)) from error
             places.append(num_before + marked.place(rest.text, prompt))
         counted = await self.model.encoder.count_tokens(encoded, places, add_special_tokens=False)
         told = {**self.beginning.pins, **dict(zip(map(_place, late), counted, strict=True))}

@@ -38,7 +38,7 @@ class MessagesDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         parse = partial(read_body, MessagesBody)
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "messages")
         prompt = _read_prompt(asked, self._context, known)

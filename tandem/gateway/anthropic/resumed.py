@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tandem.gateway.anthropic.turns import Turn, TurnWriter
 from tandem.gateway.known_conversations import KnownBeginning, KnownConversation, ResumePlaces
 from tandem.gateway.message_spans import MessageSpans
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.resuming import OtherBeginningError
 
 # Turns of a shortened body up to the known one that is parsed again: the first turn, and the known one's predecessor.
@@ -71,14 +71,14 @@ def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: 
     lacks.
 
     Raises:
-        NotKnownError: the body has to be read as a whole, or from another known turn.
+        CannotResumeError: the body has to be read as a whole, or from another known turn.
     """
     skipped = known.reader_state
     assert isinstance(skipped, SkippedTurns), "entries of one API are its own"
     if skipped.num_thinking_turns != num_thinking_turns:
-        raise NotKnownError("the thinking of other turns is shown than before")
+        raise CannotResumeError("the thinking of other turns is shown than before")
     if len(turns) <= _READ_BEFORE or turns[_READ_BEFORE].num_messages > 1 or turns[0].num_messages > 1:
-        raise NotKnownError("the last known turn goes on")
+        raise CannotResumeError("the last known turn goes on")
     if not skipped.admits_question and any(turn.is_question for turn in turns[_READ_BEFORE + 1 :]):
         raise OtherBeginningError(
             "thinking before the last question is not shown any more",

@@ -21,7 +21,7 @@ from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader, moved
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format, read_tools
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.request import ServeRequest
 
 
@@ -45,10 +45,10 @@ class ChatDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         asked, spans = await known_body.parsed(known, self._context.off_loop, partial(read_body, ChatBody), "messages")
         if known is not None and asked.cache_salt:
-            raise NotKnownError("the conversation has a salt of its own")
+            raise CannotResumeError("the conversation has a salt of its own")
         model = self._context.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._context.limits.max_choices)

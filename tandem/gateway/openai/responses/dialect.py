@@ -33,7 +33,7 @@ from tandem.gateway.openai.responses.prompt import ResumableItem, read_conversat
 from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
 from tandem.gateway.openai.responses.writer import ResponseWriter
 from tandem.gateway.openai.sampling import read_params
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.request import ServeRequest
 
 MAX_REFERRED_RESPONSES = 32  # responses whose items one request may refer to
@@ -64,12 +64,12 @@ class ResponsesDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         parse = partial(read_body, ResponsesBody)
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "input")
         is_kept = spans is not None and _may_be_kept(asked)
         if known is not None and not is_kept:
-            raise NotKnownError("the response is stored, so all of its items are read")
+            raise CannotResumeError("the response is stored, so all of its items are read")
         model = self._context.model
         model.require(asked.model)
         response_id = new_response_id()
