@@ -45,12 +45,12 @@ class ResumePlaces:
 
     Args:
         last: the last message whose bytes have to be the same in the later body.
-        again: the first message that is parsed again, early enough for the message before `last` to be parsed
+        parse_from: the first message that is parsed again, early enough for the message before `last` to be parsed
             completely.
     """
 
     last: int
-    again: int
+    parse_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class KnownConversation:
     Args:
         num_bytes: bytes of the body up to the end of its last known message.
         first_end: byte offset of the end of the first message.
-        resume_at: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
-        num_left_out: number of messages between the first one and `resume_at`, which the shortened body does not have.
+        parse_from: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
+        num_left_out: number of messages between the first one and `parse_from`, which the shortened body does not have.
         calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
         reader_state: state of the API's message reader after these messages; of a small, fixed size.
         end: the last bytes of the known part of the body.
@@ -94,7 +94,7 @@ class KnownConversation:
 
     num_bytes: int
     first_end: int
-    resume_at: int
+    parse_from: int
     num_left_out: int
     calls: Mapping[str, str]
     beginning: KnownBeginning
@@ -113,12 +113,12 @@ class KnownConversation:
         reader_state: object = None,
     ) -> "KnownConversation":
         """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
-        again = places.again
+        parse_from = places.parse_from
         return cls(
             spans.ends[places.last],
             spans.ends[0],
-            spans.starts[again],
-            again - 1 + num_left_out,
+            spans.starts[parse_from],
+            parse_from - 1 + num_left_out,
             calls,
             beginning,
             reader_state,
@@ -127,7 +127,7 @@ class KnownConversation:
     @property
     def num_bytes_left_out(self) -> int:
         """Bytes by which the shortened body is shorter."""
-        return self.resume_at - self.first_end - 1
+        return self.parse_from - self.first_end - 1
 
     @property
     def memory_bytes(self) -> int:
@@ -139,7 +139,7 @@ class KnownConversation:
 
     def shortened(self, body: bytes) -> bytes:
         """Returns `body` without the messages that need not be parsed."""
-        return b"%b,%b" % (body[: self.first_end], body[self.resume_at :])
+        return b"%b,%b" % (body[: self.first_end], body[self.parse_from :])
 
     def spans(self, short: MessageSpans) -> MessageSpans:
         """Converts message offsets in the shortened body to the whole body; messages that were left out have none."""

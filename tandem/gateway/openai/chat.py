@@ -69,7 +69,7 @@ class ChatDialect:
         )
         if spans is not None and places is not None and assembled.beginning is not None:
             shown = spans if known is None else known.spans(spans)
-            calls = reader.calls_before(places.again)
+            calls = reader.calls_before(places.parse_from)
             entry = KnownConversation.of(shown, places, calls, assembled.beginning, num_left_out=num_left_out)
             known_body.keep(entry)
         params = assembled.params(params)
