@@ -36,7 +36,7 @@ _CALL_BYTES = 96  # memory of a call's id, without its characters
 
 
 # Position of a cache breakpoint: index of a tool, index of a message, number of characters.
-Place = tuple[int | None, int | None, int]
+BreakpointPlace = tuple[int | None, int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class KnownBeginning:
     num_steps: int
     context_digest: bytes
     resumption: Resumption
-    pins: Mapping[Place, int] = field(default_factory=dict)
+    pins: Mapping[BreakpointPlace, int] = field(default_factory=dict)
 
     def admits(self, inputs: LoopInputs) -> bool:
         """Whether a conversation may be resumed here, given the values that its template reads before its messages."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.conversation import Breakpoint, Conversation
-from tandem.gateway.known_conversations import MIN_MESSAGES, KnownBeginning, KnownConversation, Place
+from tandem.gateway.known_conversations import MIN_MESSAGES, BreakpointPlace, KnownBeginning, KnownConversation
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import CannotResumeError, EncodedPrompt
@@ -122,7 +122,7 @@ class Resumable:
             return None
         num_bytes = encoded.counts.num_bytes - len(prompt[rest.num_before_kept :].encode("utf-8", "surrogatepass"))
         num_steps = rest.num_steps
-        early: Mapping[Place, int] = {}
+        early: Mapping[BreakpointPlace, int] = {}
         if self.beginning is not None:
             num_steps += self.beginning.num_steps
             early = self.beginning.pins
@@ -169,5 +169,5 @@ def _is_early(point: Breakpoint) -> bool:
     return point.message is None or point.message < _NUM_HEAD
 
 
-def _place(point: Breakpoint) -> Place:
+def _place(point: Breakpoint) -> BreakpointPlace:
     return point.tool, point.message, point.offset
