@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import assemble
-from tandem.gateway.cache_marks import lifetime_s
+from tandem.gateway.cache_lifetimes import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest

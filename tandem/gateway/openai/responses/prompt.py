@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.cache_marks import MAX_BREAKPOINTS, lifetime_s
+from tandem.gateway.cache_lifetimes import MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import UNREAD, Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
 from tandem.gateway.known_conversations import KnownConversation, ResumePlaces
