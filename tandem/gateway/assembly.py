@@ -20,7 +20,7 @@ from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, 
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
 from tandem.gateway.known_conversations import KnownBeginning
-from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.marked_conversation import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import enforced_tools

@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.gateway.conversation import Breakpoint, Conversation
 from tandem.gateway.known_conversations import MIN_MESSAGES, BreakpointPlace, KnownBeginning, KnownConversation
-from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.marked_conversation import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import CannotResumeError, EncodedPrompt
 from tandem.text.chat_template import Rendered
