@@ -25,7 +25,7 @@ from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
-PIECE_CHARACTERS = 64 * 1024  # of a long text that are counted, or of a chat that are encoded, in one call
+CHARACTERS_PER_CALL = 64 * 1024  # of a long text that are counted, or of a chat that are encoded, in one call
 COUNTED_CONTEXTS = 64  # multiple of the context length that a text may have whose tokens are only counted
 _QUICK_TOKENS = 4096  # cutting, hashing and joining that many takes a fraction of a millisecond
 _KNOWN_TOKENS_PER_TOKEN = 64  # cached tokens that are joined in the time that hashing and joining one new token takes
@@ -260,7 +260,7 @@ class PromptEncoder:
         """Raises RequestError as soon as more than `most` tokens are counted; its message adds `num_before`."""
         longest = _longest(most + num_before)
         num_tokens = 0
-        for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
+        for start in range(0, min(len(text), longest), CHARACTERS_PER_CALL):
             num_tokens += await _run(self._long_texts, partial(self._count, text, start)) - _SEAM_TOKENS
             if num_tokens > most:
                 raise too_long(f"at least {num_before + num_tokens}", max_model_len)
@@ -273,7 +273,7 @@ class PromptEncoder:
             )
 
     def _count(self, text: str, start: int) -> int:
-        piece = text[start : start + PIECE_CHARACTERS]
+        piece = text[start : start + CHARACTERS_PER_CALL]
         return len(self._tokenizer.encode(piece, add_special_tokens=False))
 
 
@@ -316,7 +316,7 @@ def _is_small(text: str, most: int) -> bool:
 
 
 def _small_bytes(most: int) -> int:
-    return max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
+    return max(CHARACTERS_PER_CALL, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
 
 
 def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -324,7 +324,7 @@ def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
     for piece in pieces:
-        if batch and size + len(piece) > PIECE_CHARACTERS:
+        if batch and size + len(piece) > CHARACTERS_PER_CALL:
             yield batch
             batch, size = [], 0
         batch.append(piece)
