@@ -134,7 +134,7 @@ async def assemble(
     rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(rendered, grammar, asked, model)
-    _check_followed(rendered, prompt, grammar, asked, model)
+    _check_marks(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
     encoded = await model.encoder.encode_chat(
@@ -308,10 +308,10 @@ def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model
     return f"{prompt}{thinking.start}\n"
 
 
-def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
+def _check_marks(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
     """Raises RequestError for a grammar or thinking budget, where the end of thinking cannot be detected in tokens."""
     thinking, budget = model.answers.thinking, _budget(asked, model)
-    if thinking is None or thinking.is_followed or (grammar is None and budget is None):
+    if thinking is None or thinking.has_fixed_tokens or (grammar is None and budget is None):
         return
     is_switched_off = thinking.variable is not None and asked.thinking.effort is Effort.NONE
     if not thinking.is_open(prompt) and (grammar is not None or is_switched_off or asked.is_continued):
