@@ -59,7 +59,7 @@ class Problem:
     """An error as reported to a client. `retry_after_s`: whole seconds, where a retry can help."""
 
     status: int
-    kind: str
+    error_type: str
     code: str
     message: str
     param: str | None = None
