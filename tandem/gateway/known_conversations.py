@@ -63,7 +63,7 @@ class KnownBeginning:
         num_steps: upper bound of the steps that the template took to render that text.
         context_digest: digest of everything besides the messages that the prompt depends on, such as tools.
         resumption: state of the template at the last known message.
-        pins: number of tokens before each cache breakpoint of the tools and the first messages.
+        breakpoint_tokens: number of tokens before each cache breakpoint of the tools and the first messages.
     """
 
     num_messages: int
@@ -71,7 +71,7 @@ class KnownBeginning:
     num_steps: int
     context_digest: bytes
     resumption: Resumption
-    pins: Mapping[BreakpointPlace, int] = field(default_factory=dict)
+    breakpoint_tokens: Mapping[BreakpointPlace, int] = field(default_factory=dict)
 
     def admits(self, inputs: LoopInputs) -> bool:
         """Whether a conversation may be resumed here, given the values that its template reads before its messages."""
@@ -134,7 +134,7 @@ class KnownConversation:
         """Estimated memory of this entry."""
         calls = sum(_CALL_BYTES + len(call_id) + len(name) for call_id, name in self.calls.items())
         cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
-        pins = _CUT_BYTES * len(self.beginning.pins)
+        pins = _CUT_BYTES * len(self.beginning.breakpoint_tokens)
         return _ENTRY_BYTES + cut + calls + pins + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:

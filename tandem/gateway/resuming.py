@@ -92,7 +92,7 @@ class Resumable:
             CannotResumeError: a number cannot be determined without rendering the whole conversation.
         """
         assert self.beginning is not None
-        late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.pins]
+        late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.breakpoint_tokens]
         num_before = len(self.beginning.cut.rest.decode("utf-8", "surrogatepass"))
         places = []
         for point in late:
@@ -103,7 +103,7 @@ class Resumable:
                 raise CannotResumeError(str(error)) from error
             places.append(num_before + marked.place(rest.text, prompt))
         counted = await self.model.encoder.count_tokens(encoded, places, add_special_tokens=False)
-        told = {**self.beginning.pins, **dict(zip(map(_place, late), counted, strict=True))}
+        told = {**self.beginning.breakpoint_tokens, **dict(zip(map(_place, late), counted, strict=True))}
         return [told[_place(point)] for point in self.asked.breakpoints]
 
     def next_beginning(
@@ -125,7 +125,7 @@ class Resumable:
         early: Mapping[BreakpointPlace, int] = {}
         if self.beginning is not None:
             num_steps += self.beginning.num_steps
-            early = self.beginning.pins
+            early = self.beginning.breakpoint_tokens
         cut = self.model.encoder.beginning(encoded, num_bytes)
         if cut is None or not cut.keys or rest.resumption is None:
             return None
@@ -143,7 +143,7 @@ class Resumable:
     def _is_unread(self, point: Breakpoint) -> bool:
         assert self.beginning is not None
         if _is_early(point):
-            return _place(point) not in self.beginning.pins
+            return _place(point) not in self.beginning.breakpoint_tokens
         return point.message is None or point.message < self.start
 
     def _context_digest(self) -> bytes:
