@@ -142,7 +142,7 @@ class PromptEncoder:
         elif _is_small(text, most):
             token_ids = await _run(self._texts, encoded)
         else:
-            await self._check_pieces(text, most, max_model_len)
+            await self._check_num_tokens(text, most, max_model_len)
             token_ids = await _run(self._long_texts, partial(_trimmed, encoded))
         if len(token_ids) > most:
             raise too_long(str(len(token_ids)), max_model_len)
@@ -224,7 +224,7 @@ class PromptEncoder:
             encoded = partial(self._encoded, batch)
             if sum(map(len, batch)) > _small_bytes(most):
                 text = batch[0].decode("utf-8", "surrogatepass")
-                await self._check_pieces(text, most - num_tokens, max_model_len, num_tokens)
+                await self._check_num_tokens(text, most - num_tokens, max_model_len, num_tokens)
                 encoded = partial(_trimmed, encoded)
             ids = encoded() if num_bytes <= LONG_TEXT else await _run(threads, encoded)
             found += ids
@@ -256,7 +256,7 @@ class PromptEncoder:
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
-    async def _check_pieces(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
+    async def _check_num_tokens(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
         """Raises RequestError as soon as more than `most` tokens are counted; its message adds `num_before`."""
         longest = _longest(most + num_before)
         num_tokens = 0
