@@ -1,11 +1,10 @@
-"""Cache of long chats, so that requests which continue a known chat are resumed: only their last messages are
-processed.
+"""Cache of long chats, so that of a request that continues a known chat only the last messages are processed.
 
-Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
-same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
-from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
-by the entry's `KnownBeginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
-recently used ones are evicted first.
+A body that begins with the bytes of an earlier one has the same messages there, and these were found valid. It is
+resumed at three points. Parsing: the body is shortened to its first message and those from `parse_from` on, where the
+message or turn before the last known message begins. Rendering: the last known message. Encoding: the last cut of the
+prompt (`known_prefixes`) before that message's text. Entries are found only within the caller's cache scope. Bounded in
+bytes; the least recently used are evicted first.
 """
 
 import hashlib
@@ -35,18 +34,17 @@ _CUT_BYTES = 48  # memory of one cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # memory of a call's id, without its characters
 
 
-# Position of a cache breakpoint: index of a tool, index of a message, number of characters.
+# Position of a cache breakpoint, as in `Breakpoint`: index of a tool or of a message, and characters of that message.
 BreakpointPlace = tuple[int | None, int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlaces:
-    """Messages between which a later body may be resumed, as indices of messages of the body that was parsed.
+    """Places at which a later body may be resumed, as indices of messages (or items) in the body that was parsed.
 
     Args:
-        last: the last message whose bytes have to be the same in the later body.
-        parse_from: the first message that is parsed again, early enough for the message before `last` to be parsed
-            completely.
+        last: the last known message: its bytes have to be the same in the later body, and rendering resumes at it.
+        parse_from: the first one that is parsed again: where the message or turn before `last` begins.
     """
 
     last: int
@@ -58,12 +56,12 @@ class KnownBeginning:
     """Known beginning of a conversation's prompt, up to one of its last messages: rendering and encoding resume there.
 
     Args:
-        num_messages: number of known messages. The last of them is rendered again.
+        num_messages: number of known messages; the last of them is rendered again.
         cut: the prompt's text before the last known message, as the keys of its encoded pieces.
         num_steps: upper bound of the steps that the template took to render that text.
         context_digest: digest of everything besides the messages that the prompt depends on, such as tools.
         resumption: state of the template at the last known message.
-        breakpoint_tokens: number of tokens before each cache breakpoint of the tools and the first messages.
+        breakpoint_tokens: prompt tokens before each cache breakpoint of the tools and the first two messages.
     """
 
     num_messages: int

@@ -1,7 +1,8 @@
 """Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Used by `assembly`. Also creates the `KnownBeginning` from which a later request may be resumed. Invariant: the prompt
-equals that of rendering the whole conversation, or `CannotResumeError` is raised and the whole has to be rendered.
+Used by `assembly`; `known_conversations` explains the points at which a request resumes. Also creates the
+`KnownBeginning` for a later request. Invariant: the prompt equals that of rendering the whole conversation, or
+`CannotResumeError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ class Resumable:
     Args:
         template_variables: all variables of the template besides the messages.
         root: root of the prompt's block hashes.
-        next_start: index of the message at which a later conversation may be resumed; None: at none.
+        next_start: index of the message from which a later conversation may be rendered; None: of none.
         beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 

@@ -27,7 +27,7 @@ class ResumableItem:
 
     Args:
         number: index of its message in the conversation.
-        places: its items in the parsed body.
+        places: where it and the message before it begin in the parsed body.
         calls: ids of the calls before it that a later body lacks.
         num_unread: number of messages that a later body lacks, all after that of its first item.
     """
