@@ -22,7 +22,7 @@ from tandem.rpc.messages import ModelInfo
 
 
 class MessagesDialect:
-    """Parses bodies of `/v1/messages`."""
+    """Parses bodies of `/v1/messages`: a `Dialect`, whose methods `answer` calls (`gateway.dialect`)."""
 
     kind = "messages"
     ping = PING
@@ -31,7 +31,7 @@ class MessagesDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
+        """Parses a body; raises as `Dialect.read`."""
         known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
         return await known.read(partial(self._read, known, request_id, isolate))
 

@@ -26,7 +26,7 @@ from tandem.gateway.request import ServeRequest
 
 
 class ChatDialect:
-    """Parses bodies of chat completions."""
+    """Parses bodies of chat completions: a `Dialect`, whose methods `answer` calls (`gateway.dialect`)."""
 
     kind = "chat"
     ping = PING
@@ -35,7 +35,7 @@ class ChatDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`.
+        """Parses a body; raises as `Dialect.read`.
 
         NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
         """

@@ -1,7 +1,8 @@
 """One request of `/v1/responses`, from its body to its stored answer.
 
-Invariant: a response reported as stored can be found before its last byte is sent; a failing store costs the storing,
-never the answer. Unlike other dialects, an instance serves one request.
+A `Dialect` (`gateway.dialect`) whose instance serves one request. `responses.answer` calls `settle` before the last
+byte is sent, `background` calls `abandon`. Invariant: a response reported as stored can be found before its last byte
+is sent; a failing store costs the storing, never the answer.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class ResponsesDialect:
         self.is_queued = asyncio.Event()
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
+        """Parses a body; raises as `Dialect.read`."""
         known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
         return await known.read(partial(self._read, known, request_id, isolate))
 

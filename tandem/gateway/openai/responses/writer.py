@@ -42,7 +42,12 @@ class ResponseEvents:
 
 
 class ResponseWriter:
-    """Writes one response. `draft`: it without output, with every field; `final`: it once it has ended."""
+    """Writes one response: a `Writer`, whose methods `answer` calls (`gateway.dialect`).
+
+    Attributes:
+        draft: the response without output, with every field.
+        final: the response once it has ended, else None.
+    """
 
     def __init__(self, draft: Mapping[str, Any], result: ChoiceResult, logprobs: TextLogprobs | None) -> None:
         self.draft = draft
