@@ -25,7 +25,7 @@ class SkippedTurns:
 
     Args:
         num_unread: number of their messages.
-        num_thinking_turns: as returned by `read_thinking_turns` for the body.
+        num_thinking_turns: number of the body's latest turns whose thinking is shown again; None = all.
         is_question: whether the known turn is a question rather than the results of tool calls.
         has_thinking: whether a message before the known turn shows thinking.
     """
