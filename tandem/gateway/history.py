@@ -94,7 +94,7 @@ class RequestRecord:
         return len(self._own) + len(self.ends) + sum(map(len, self._workers.values()))
 
     def detach(self) -> None:
-        """Stops counting this record's parts for the history."""
+        """Stops counting this record's parts for the history, which has evicted it."""
         self._count.num_parts -= self.num_parts
         self._count = _Count()
 

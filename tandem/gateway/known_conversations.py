@@ -85,7 +85,7 @@ class KnownConversation:
         first_end: byte offset of the end of the first message.
         parse_from: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
         num_left_out: number of messages between the first one and `parse_from`, which the shortened body does not have.
-        calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
+        calls: tool names by id, of the calls in the messages that are left out; "" where the API needs no names.
         reader_state: state of the API's message reader after these messages; of a small, fixed size.
         end: the last bytes of the known part of the body.
     """

@@ -28,7 +28,7 @@ class ResumableItem:
     Args:
         number: index of its message in the conversation.
         places: where it and the message before it begin in the parsed body.
-        calls: ids of the calls before it that a later body lacks.
+        calls: ids of the calls before it that a later body lacks, each with "" as name.
         num_unread: number of messages that a later body lacks, all after that of its first item.
     """
 
