@@ -71,7 +71,9 @@ class Caller:
 
 @dataclass(slots=True)
 class Bill:
-    """Bill of one request. Call `reserve` once the body is parsed, then `settle` or `close`, whichever comes first."""
+    """Bill of one request: `reserve` once its body is parsed; `settle` before the last byte of an answer that ended
+    well; `close` after an error or when the client leaves.
+    """
 
     caller: Caller
     request_id: str

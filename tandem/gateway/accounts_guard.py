@@ -8,7 +8,7 @@ from tandem.accounts.key import PREFIX
 from tandem.gateway.accounts import Caller
 from tandem.gateway.operator_port import METRICS, check_port, is_operator_path, is_operator_port
 
-# Whole paths, and what lies below those that end with a slash.
+# These need a key: whole paths, and what lies below those that end with a slash.
 _CLOSED = ("/v1/", "/admin/", METRICS, "/tokenize", "/detokenize", "/tokenizer_info")
 
 

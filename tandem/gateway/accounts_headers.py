@@ -1,4 +1,4 @@
-"""Rate limits and refusals in each API's form: header names, durations and error types. Pure."""
+"""Rate limits and refusals in each API's form: header names, durations and error types."""
 
 import math
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from tandem.accounts.usage import Usage
-from tandem.gateway.cache_marks import SHORT_S
+from tandem.gateway.cache_lifetimes import SHORT_S
 from tandem.gateway.request import ChoiceRequest, ChoiceResult, ServeRequest
 
 

@@ -165,7 +165,7 @@ class _Exchange:
         record.num_choices = len(asked.request.choices)
         self._span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
         update_filter = UpdateFilter(asked.results, gateway.moderator)
-        if not await gateway.may_ask(asked.request):
+        if not await gateway.passes_moderation(asked.request):
             await self._stop(asked, update_filter)
             return
         self._pins = await gateway.find_pins(asked)

@@ -20,12 +20,12 @@ from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, 
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
 from tandem.gateway.known_conversations import KnownBeginning
-from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.marked_conversation import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import enforced_tools
 from tandem.gateway.parts import AnswerParser
-from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, NotKnownError, check_length
+from tandem.gateway.prompt_encoder import CannotResumeError, ChainRoot, EncodedPrompt, EncodingCounts, check_length
 from tandem.gateway.request import ChoiceResult
 from tandem.gateway.resuming import Resumable, why_not
 from tandem.rpc.messages import ModelInfo
@@ -116,12 +116,12 @@ async def assemble(
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
-        NotKnownError: it cannot be resumed from `beginning`.
+        CannotResumeError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
     why_whole = why_not(conversation) if next_start is not None or beginning is not None else ""
     if beginning is not None and why_whole is not None:
-        raise NotKnownError(why_whole)
+        raise CannotResumeError(why_whole)
     asked = _without_unused_tools(
         with_one_system(conversation) if model.has_one_system and beginning is None else conversation
     )
@@ -134,7 +134,7 @@ async def assemble(
     rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(rendered, grammar, asked, model)
-    _check_followed(rendered, prompt, grammar, asked, model)
+    _check_marks(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
     encoded = await model.encoder.encode_chat(
@@ -308,10 +308,10 @@ def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model
     return f"{prompt}{thinking.start}\n"
 
 
-def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
+def _check_marks(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
     """Raises RequestError for a grammar or thinking budget, where the end of thinking cannot be detected in tokens."""
     thinking, budget = model.answers.thinking, _budget(asked, model)
-    if thinking is None or thinking.is_followed or (grammar is None and budget is None):
+    if thinking is None or thinking.has_fixed_tokens or (grammar is None and budget is None):
         return
     is_switched_off = thinking.variable is not None and asked.thinking.effort is Effort.NONE
     if not thinking.is_open(prompt) and (grammar is not None or is_switched_off or asked.is_continued):

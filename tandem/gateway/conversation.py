@@ -83,7 +83,9 @@ class Thinking:
 class Breakpoint:
     """A cache breakpoint: keep the KV of the prompt up to this place for `ttl_s` seconds.
 
-    The place is the end of tool number `tool`, or after `offset` characters of the content of message number `message`.
+    Args:
+        tool: number of the tool at whose end it is; None: it is in a message.
+        message: number of the message in which it is, after `offset` characters of the content; None: it is at a tool.
     """
 
     ttl_s: float

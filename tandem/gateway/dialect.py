@@ -1,6 +1,7 @@
 """Interface between an API's format and the shared core: a dialect parses bodies, its writer formats updates.
 
-An implementation keeps no state between requests and contacts no other process.
+`answer` calls both. An implementation keeps no state from one request to the next and generates nothing: `serving`
+does.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,10 @@ Isolate = Callable[[CacheScope], CacheScope]  # makes a scope unique to the call
 
 
 class Writer(Protocol):
-    """Formats one answer. The `ChoiceResult`s, shared with the caller, already contain a batch given to `chunk`."""
+    """Formats one answer: `chunk` for each batch of a stream, then `end` or `failed`; `whole` if it is not streamed.
+
+    The `ChoiceResult`s, shared with the caller, already contain a batch given to `chunk`.
+    """
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         """Events of a stream for these updates; may be empty."""

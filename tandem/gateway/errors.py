@@ -1,4 +1,4 @@
-"""Errors as HTTP problems: the one mapping from `core.errors` to status, type and code.
+"""Errors as HTTP problems: the one mapping from `core.errors` to HTTP status and OpenAI's error type and code.
 
 Dialects write a `Problem` in their own format. Nothing here knows a dialect's JSON.
 """
@@ -35,6 +35,7 @@ _LOST = (
     "stays so tell its operators, who find which process it was in its logs"
 )
 _FAILED = "the server failed on this request; its log says why"
+# The field that an error's message begins with, as in "top_p=2 must be …"; reported as OpenAI's `param`.
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
 
@@ -56,10 +57,16 @@ class RequestError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as reported to a client. `retry_after_s`: whole seconds, where a retry can help."""
+    """An error as reported to a client.
+
+    Args:
+        error_type: `type` in OpenAI's error object; Anthropic's follows from the status.
+        code, param: as in OpenAI's error object; `param` is the wrong field.
+        retry_after_s: whole seconds; None: the header is left out.
+    """
 
     status: int
-    kind: str
+    error_type: str
     code: str
     message: str
     param: str | None = None

@@ -122,7 +122,7 @@ class Gateway:
         if self.accounts is not None:
             await self.accounts.close()
 
-    async def may_ask(self, request: ServeRequest) -> bool:
+    async def passes_moderation(self, request: ServeRequest) -> bool:
         """Whether moderation, if there is any, passes every prompt; raises as `Moderator.judge`."""
         if self.moderator is None:
             return True

@@ -32,8 +32,12 @@ class _Count:
 class RequestRecord:
     """One request as the gateway and its workers measured it.
 
-    `started_s`: wall-clock time. `state`: running, or as given to `close`. `ends`: ends of its choices, by index.
-    `workers`: ids of the decode workers that served it, in order.
+    Args:
+        started_s: wall-clock time.
+        kind: of the dialect, such as chat.
+        state: running, or as given to `close`.
+        ends: ends of its choices, by index.
+        workers: ids of the decode workers that served it, in order.
     """
 
     request_id: str
@@ -90,7 +94,7 @@ class RequestRecord:
         return len(self._own) + len(self.ends) + sum(map(len, self._workers.values()))
 
     def detach(self) -> None:
-        """Stops counting this record's parts for the history."""
+        """Stops counting this record's parts for the history, which has evicted it."""
         self._count.num_parts -= self.num_parts
         self._count = _Count()
 

@@ -15,7 +15,7 @@ from tandem.gateway.assembly import Assembled
 from tandem.gateway.known_conversations import BodyDigest, KnownConversation, KnownConversations
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.off_loop import OffLoop
-from tandem.gateway.prompt_encoder import EncodingCounts, NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError, EncodingCounts
 from tandem.gateway.resuming import OtherBeginningError
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class KnownBody:
             except OtherBeginningError as error:
                 self._why_whole = str(error)
                 known = self._find(error)
-            except NotKnownError as error:
+            except CannotResumeError as error:
                 self._why_whole = str(error)
                 break
             except InvalidRequestError:
@@ -77,7 +77,7 @@ class KnownBody:
 
         Raises:
             InvalidRequestError: as `parse`.
-            NotKnownError: the body has to be read as a whole.
+            CannotResumeError: the body has to be read as a whole.
         """
         given = self.body if known is None else known.shortened(self.body)
         is_kept = known is not None or self.is_kept
@@ -90,7 +90,7 @@ class KnownBody:
 
         asked, spans = await off_loop.run(len(given), read)
         if known is not None and (spans is None or spans.ends[0] != known.first_end):
-            raise NotKnownError("the body's messages are others than those known")
+            raise CannotResumeError("the body's messages are others than those known")
         return asked, spans
 
     def keep(self, entry: KnownConversation) -> None:

@@ -1,11 +1,10 @@
-"""Cache of long chats, so that requests which continue a known chat are resumed: only their last messages are
-processed.
+"""Cache of long chats, so that of a request that continues a known chat only the last messages are processed.
 
-Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
-same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
-from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
-by the entry's `KnownBeginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
-recently used ones are evicted first.
+A body that begins with the bytes of an earlier one has the same messages there, and these were found valid. It is
+resumed at three points. Parsing: the body is shortened to its first message and those from `parse_from` on, where the
+message or turn before the last known message begins. Rendering: the last known message. Encoding: the last cut of the
+prompt (`known_prefixes`) before that message's text. Entries are found only within the caller's cache scope. Bounded in
+bytes; the least recently used are evicted first.
 """
 
 import hashlib
@@ -35,22 +34,21 @@ _CUT_BYTES = 48  # memory of one cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # memory of a call's id, without its characters
 
 
-# Position of a cache breakpoint: index of a tool, index of a message, number of characters.
-Place = tuple[int | None, int | None, int]
+# Position of a cache breakpoint, as in `Breakpoint`: index of a tool or of a message, and characters of that message.
+BreakpointPlace = tuple[int | None, int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlaces:
-    """Messages between which a later body may be resumed, as indices of messages of the body that was parsed.
+    """Places at which a later body may be resumed, as indices of messages (or items) in the body that was parsed.
 
     Args:
-        last: the last message whose bytes have to be the same in the later body.
-        again: the first message that is parsed again, early enough for the message before `last` to be parsed
-            completely.
+        last: the last known message: its bytes have to be the same in the later body, and rendering resumes at it.
+        parse_from: the first one that is parsed again: where the message or turn before `last` begins.
     """
 
     last: int
-    again: int
+    parse_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,12 @@ class KnownBeginning:
     """Known beginning of a conversation's prompt, up to one of its last messages: rendering and encoding resume there.
 
     Args:
-        num_messages: number of known messages. The last of them is rendered again.
+        num_messages: number of known messages; the last of them is rendered again.
         cut: the prompt's text before the last known message, as the keys of its encoded pieces.
         num_steps: upper bound of the steps that the template took to render that text.
         context_digest: digest of everything besides the messages that the prompt depends on, such as tools.
         resumption: state of the template at the last known message.
-        pins: number of tokens before each cache breakpoint of the tools and the first messages.
+        breakpoint_tokens: prompt tokens before each cache breakpoint of the tools and the first two messages.
     """
 
     num_messages: int
@@ -71,7 +69,7 @@ class KnownBeginning:
     num_steps: int
     context_digest: bytes
     resumption: Resumption
-    pins: Mapping[Place, int] = field(default_factory=dict)
+    breakpoint_tokens: Mapping[BreakpointPlace, int] = field(default_factory=dict)
 
     def admits(self, inputs: LoopInputs) -> bool:
         """Whether a conversation may be resumed here, given the values that its template reads before its messages."""
@@ -85,16 +83,16 @@ class KnownConversation:
     Args:
         num_bytes: bytes of the body up to the end of its last known message.
         first_end: byte offset of the end of the first message.
-        resume_at: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
-        num_left_out: number of messages between the first one and `resume_at`, which the shortened body does not have.
-        calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
+        parse_from: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
+        num_left_out: number of messages between the first one and `parse_from`, which the shortened body does not have.
+        calls: tool names by id, of the calls in the messages that are left out; "" where the API needs no names.
         reader_state: state of the API's message reader after these messages; of a small, fixed size.
         end: the last bytes of the known part of the body.
     """
 
     num_bytes: int
     first_end: int
-    resume_at: int
+    parse_from: int
     num_left_out: int
     calls: Mapping[str, str]
     beginning: KnownBeginning
@@ -113,12 +111,12 @@ class KnownConversation:
         reader_state: object = None,
     ) -> "KnownConversation":
         """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
-        again = places.again
+        parse_from = places.parse_from
         return cls(
             spans.ends[places.last],
             spans.ends[0],
-            spans.starts[again],
-            again - 1 + num_left_out,
+            spans.starts[parse_from],
+            parse_from - 1 + num_left_out,
             calls,
             beginning,
             reader_state,
@@ -127,19 +125,19 @@ class KnownConversation:
     @property
     def num_bytes_left_out(self) -> int:
         """Bytes by which the shortened body is shorter."""
-        return self.resume_at - self.first_end - 1
+        return self.parse_from - self.first_end - 1
 
     @property
     def memory_bytes(self) -> int:
         """Estimated memory of this entry."""
         calls = sum(_CALL_BYTES + len(call_id) + len(name) for call_id, name in self.calls.items())
         cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
-        pins = _CUT_BYTES * len(self.beginning.pins)
+        pins = _CUT_BYTES * len(self.beginning.breakpoint_tokens)
         return _ENTRY_BYTES + cut + calls + pins + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:
         """Returns `body` without the messages that need not be parsed."""
-        return b"%b,%b" % (body[: self.first_end], body[self.resume_at :])
+        return b"%b,%b" % (body[: self.first_end], body[self.parse_from :])
 
     def spans(self, short: MessageSpans) -> MessageSpans:
         """Converts message offsets in the shortened body to the whole body; messages that were left out have none."""

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class OffLoop:
-    """Runs work on large bodies of one event loop in a thread."""
+    """Runs work on large bodies in a thread, one body of an event loop at a time."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

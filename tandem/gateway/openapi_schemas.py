@@ -1,6 +1,6 @@
-"""JSON schemas of the gateway's answers, for the OpenAPI document. Values only.
+"""JSON schemas of the gateway's answers, and functions to write them; `openapi` puts them into its document.
 
-Each names the members that clients may rely on; objects may have more.
+`SCHEMAS` has all of them by name. Each names the members that clients may rely on; objects may have more.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import Protocol
 from tandem.core.clock import Clock
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.pins import Pin
-from tandem.gateway.cache_marks import SHORT_S
+from tandem.gateway.cache_lifetimes import SHORT_S
 from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo

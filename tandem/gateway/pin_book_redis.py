@@ -1,4 +1,7 @@
-"""Pin book shared by gateways through Redis. One round trip for each call; entries expire by themselves."""
+"""Pin book in Redis, shared by gateways: prompt prefixes that clients have paid to keep cached, by block hash.
+
+`pin_book` describes its methods. One round trip for each call; entries expire by themselves.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,7 @@ end
 
 
 class RedisPinBook:
-    """A `PinBook` in Redis. A value that is no number counts as not kept."""
+    """A `PinBook` in Redis. A value that is no number counts as not pinned."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
         self._redis: Any = connect(url, num_retries=1)

@@ -1,9 +1,10 @@
 """Encodes prompts to token ids, in bounded memory and without delaying the event loop that owns it.
 
-Invariant: a text is encoded whole only if it cannot have many more tokens than allowed; the tokens of longer texts are
-counted piece by piece first. Long texts share one thread, a piece at a time, so they only wait for each other. Of a
-chat, only the text after its longest cached beginning (`known_prefixes`) is encoded and hashed; token ids and hashes
-equal those of encoding the whole.
+A chat's prompt is cut where the tokenizer splits it whatever the text around, so the pieces between two cuts are
+encoded one by one; those known to the cache (`known_prefixes`) are neither encoded nor hashed again. A beginning is a
+known first part of a prompt, which a resumed request continues. Token ids and hashes equal those of encoding the whole.
+Invariant: a text that might exceed the maximum by far is counted part by part before it is encoded; the longest texts
+share one thread, so that they only wait for each other.
 """
 
 import asyncio
@@ -25,23 +26,23 @@ from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
-PIECE_CHARACTERS = 64 * 1024  # of a long text that are counted, or of a chat that are encoded, in one call
+CHARACTERS_PER_CALL = 64 * 1024  # of a long text that are counted, or of a chat that are encoded, in one call
 COUNTED_CONTEXTS = 64  # multiple of the context length that a text may have whose tokens are only counted
 _QUICK_TOKENS = 4096  # cutting, hashing and joining that many takes a fraction of a millisecond
 _KNOWN_TOKENS_PER_TOKEN = 64  # cached tokens that are joined in the time that hashing and joining one new token takes
 _QUICK_CHARACTERS_PER_TOKEN = 16  # characters that are cut in the time that hashing and joining one token takes
-_SEAM_TOKENS = 64  # tokens that cutting a piece out of a text may add to it
+_SEAM_TOKENS = 64  # tokens that cutting a part out of a text may add to it
 _WHOLE_BYTES = 512 * 1024  # of UTF-8 that may be encoded whole: at most one token, some 300 bytes of memory, for each
 _WHOLE_BYTES_PER_TOKEN = 8  # real text has about four
-_MAX_COUNTED_TOKENS = 512 * 1024
-_MAX_CHARACTERS = 8 * 2**20
+_MAX_COUNTED_TOKENS = 512 * 1024  # of a text whose tokens are only counted, unless one context has more
+_MAX_CHARACTERS = 8 * 2**20  # of a whole prompt
 _MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; long runs of spaces have hundreds
 
 T = TypeVar("T")
 
 
-class NotKnownError(InvalidRequestError):
-    """The beginning of a conversation is no longer cached or cannot be resumed here, so the whole body must be read."""
+class CannotResumeError(InvalidRequestError):
+    """A request cannot be resumed from a known beginning; `known_body` then reads the whole body. No client sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class EncodedPrompt:
     Args:
         token_ids: 32 bits each; not to be modified.
         hashes: concatenated hashes of its full blocks.
-        cut: the text in UTF-8, in the pieces in which it was encoded.
+        cut: the text in UTF-8, cut into the pieces that were encoded one by one.
         ends: for each piece, the number of tokens up to its end.
     """
 
@@ -109,7 +110,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Encodes the prompts of one model. `rule`: where its chats may be cut; `known`: cache of encoded beginnings."""
+    """Encodes the prompts of one model. `rule`: where its chats may be cut; `known`: cache of encoded pieces."""
 
     def __init__(
         self,
@@ -128,9 +129,12 @@ class PromptEncoder:
     ) -> list[int]:
         """The token ids of `text`.
 
+        Args:
+            is_only_counted: it may have the tokens of `COUNTED_CONTEXTS` contexts, up to `_MAX_COUNTED_TOKENS`.
+
         Raises:
-            InvalidRequestError: it is no Unicode text, or leaves no room for one output token. With `is_only_counted`
-                it may be as long as `COUNTED_CONTEXTS` contexts.
+            RequestError: it has too many characters, or leaves no room for one output token.
+            InvalidRequestError: the tokenizer cannot encode it, for example because it is no Unicode text.
         """
         most = _most(max_model_len, is_only_counted=is_only_counted)
 
@@ -142,7 +146,7 @@ class PromptEncoder:
         elif _is_small(text, most):
             token_ids = await _run(self._texts, encoded)
         else:
-            await self._check_pieces(text, most, max_model_len)
+            await self._check_num_tokens(text, most, max_model_len)
             token_ids = await _run(self._long_texts, partial(_trimmed, encoded))
         if len(token_ids) > most:
             raise too_long(str(len(token_ids)), max_model_len)
@@ -165,11 +169,11 @@ class PromptEncoder:
 
         Raises:
             InvalidRequestError: as `encode`.
-            NotKnownError: the beginning's tokens were evicted, or the prompt may be too long.
+            CannotResumeError: the beginning's tokens were evicted, or the prompt may be too long to be resumed.
         """
         token, most = self._rule.token, _most(max_model_len, is_only_counted=is_only_counted)
         if beginning is not None and (add_special_tokens or beginning.num_bytes + len(text) > _longest(most)):
-            raise NotKnownError("the beginning of the prompt cannot be resumed")
+            raise CannotResumeError("the beginning of the prompt cannot be resumed")
         if token is None or add_special_tokens or len(text) > _longest(most):
             ids = await self.encode(
                 text, max_model_len, add_special_tokens=add_special_tokens, is_only_counted=is_only_counted
@@ -180,19 +184,23 @@ class PromptEncoder:
         cut = await self._maybe_in_thread(size, partial(CutPrompt.of, text, token, root.digest, beginning))
         known = self.known.leading(cut.keys)
         if beginning is not None and len(known) < len(beginning.keys):
-            raise NotKnownError("the beginning of the prompt was forgotten")
+            raise CannotResumeError("the beginning of the prompt was forgotten")
         num_tokens = sum(len(piece.token_ids) for piece in known) // 4
         new = await self._encode_pieces(cut.pieces[len(known) :], most, num_tokens, max_model_len)
         return await self._chained(cut, root, known, new)
 
     def beginning(self, prompt: EncodedPrompt, num_bytes: int) -> CutBeginning | None:
-        """The first `num_bytes` of a prompt, from which a later one can be resumed; None where prompts are not cut."""
+        """The first `num_bytes` of a prompt, for `encode_chat` of a later one; None where prompts are not cut."""
         return None if self._rule.token is None else prompt.cut.beginning(num_bytes, self._rule.token)
 
     async def count_tokens(
         self, prompt: EncodedPrompt, places: Sequence[int], *, add_special_tokens: bool
     ) -> list[int]:
-        """For each place (a number of characters of the prompt), the number of tokens that end at or before it."""
+        """For each place, the number of tokens that end at or before it.
+
+        Args:
+            places: numbers of characters from the prompt's start; of a resumed one, from the last cut of its beginning.
+        """
         starts = [0, *accumulate(len(piece.decode()) for piece in prompt.pieces)]
         found = []
         for place in places:
@@ -224,7 +232,7 @@ class PromptEncoder:
             encoded = partial(self._encoded, batch)
             if sum(map(len, batch)) > _small_bytes(most):
                 text = batch[0].decode("utf-8", "surrogatepass")
-                await self._check_pieces(text, most - num_tokens, max_model_len, num_tokens)
+                await self._check_num_tokens(text, most - num_tokens, max_model_len, num_tokens)
                 encoded = partial(_trimmed, encoded)
             ids = encoded() if num_bytes <= LONG_TEXT else await _run(threads, encoded)
             found += ids
@@ -256,11 +264,11 @@ class PromptEncoder:
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
-    async def _check_pieces(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
+    async def _check_num_tokens(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
         """Raises RequestError as soon as more than `most` tokens are counted; its message adds `num_before`."""
         longest = _longest(most + num_before)
         num_tokens = 0
-        for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
+        for start in range(0, min(len(text), longest), CHARACTERS_PER_CALL):
             num_tokens += await _run(self._long_texts, partial(self._count, text, start)) - _SEAM_TOKENS
             if num_tokens > most:
                 raise too_long(f"at least {num_before + num_tokens}", max_model_len)
@@ -273,7 +281,7 @@ class PromptEncoder:
             )
 
     def _count(self, text: str, start: int) -> int:
-        piece = text[start : start + PIECE_CHARACTERS]
+        piece = text[start : start + CHARACTERS_PER_CALL]
         return len(self._tokenizer.encode(piece, add_special_tokens=False))
 
 
@@ -316,7 +324,7 @@ def _is_small(text: str, most: int) -> bool:
 
 
 def _small_bytes(most: int) -> int:
-    return max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
+    return max(CHARACTERS_PER_CALL, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
 
 
 def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -324,7 +332,7 @@ def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
     for piece in pieces:
-        if batch and size + len(piece) > PIECE_CHARACTERS:
+        if batch and size + len(piece) > CHARACTERS_PER_CALL:
             yield batch
             batch, size = [], 0
         batch.append(piece)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.pins import Pin
-from tandem.gateway.cache_marks import SHORT_S
+from tandem.gateway.cache_lifetimes import SHORT_S
 
 MAX_PROMPT_TOKENS = 2**31  # more than any prompt has
 

@@ -1,7 +1,8 @@
 """Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Used by `assembly`. Also creates the `KnownBeginning` from which a later request may be resumed. Invariant: the prompt
-equals that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
+Used by `assembly`; `known_conversations` explains the points at which a request resumes. Also creates the
+`KnownBeginning` for a later request. Invariant: the prompt equals that of rendering the whole conversation, or
+`CannotResumeError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.conversation import Breakpoint, Conversation
-from tandem.gateway.known_conversations import MIN_MESSAGES, KnownBeginning, KnownConversation, Place
-from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.known_conversations import MIN_MESSAGES, BreakpointPlace, KnownBeginning, KnownConversation
+from tandem.gateway.marked_conversation import MarkedConversation
 from tandem.gateway.model import ServedModel
-from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError, EncodedPrompt
 from tandem.text.chat_template import Rendered
 from tandem.text.resumption import ChangedInputsError
 from tandem.text.sandbox import MAX_STEPS
@@ -24,7 +25,7 @@ _MIN_CHARACTERS = 128
 _NUM_HEAD = 2  # messages at the beginning that are always read: a system message and a question
 
 
-class OtherBeginningError(NotKnownError):
+class OtherBeginningError(CannotResumeError):
     """The conversation cannot be resumed from this beginning, but may be from another cached one that meets `fits`."""
 
     def __init__(self, why: str, fits: Callable[[KnownConversation], bool]) -> None:
@@ -39,7 +40,7 @@ class Resumable:
     Args:
         template_variables: all variables of the template besides the messages.
         root: root of the prompt's block hashes.
-        next_start: index of the message at which a later conversation may be resumed; None: at none.
+        next_start: index of the message from which a later conversation may be rendered; None: of none.
         beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 
@@ -60,7 +61,7 @@ class Resumable:
 
         Raises:
             InvalidRequestError: the template refuses the messages.
-            NotKnownError: the conversation cannot be resumed from `beginning`.
+            CannotResumeError: the conversation cannot be resumed from `beginning`.
         """
         if self.beginning is None:
             try:
@@ -68,18 +69,18 @@ class Resumable:
             except NotResumableError as error:
                 return str(error)
         if self.beginning.context_digest != self._context_digest():
-            raise NotKnownError("the conversation has other tools, variables or another scope than before")
+            raise CannotResumeError("the conversation has other tools, variables or another scope than before")
         if any(self._is_unread(point) for point in self.asked.breakpoints):
-            raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
+            raise CannotResumeError("the conversation has a cache breakpoint that it did not have before")
         try:
             rest = await self._render_from(self.asked)
         except ChangedInputsError as error:
             inputs = error.inputs
             raise OtherBeginningError(str(error), lambda known: known.beginning.admits(inputs)) from error
         except NotResumableError as error:
-            raise NotKnownError(str(error)) from error
+            raise CannotResumeError(str(error)) from error
         if len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + self.beginning.num_steps > MAX_STEPS:
-            raise NotKnownError("the conversation's end cannot be rendered alone")
+            raise CannotResumeError("the conversation's end cannot be rendered alone")
         return rest
 
     async def num_pinned(self, prompt: str, encoded: EncodedPrompt) -> list[int]:
@@ -89,10 +90,10 @@ class Resumable:
             prompt: the text from message `start` on.
 
         Raises:
-            NotKnownError: a number cannot be determined without rendering the whole conversation.
+            CannotResumeError: a number cannot be determined without rendering the whole conversation.
         """
         assert self.beginning is not None
-        late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.pins]
+        late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.breakpoint_tokens]
         num_before = len(self.beginning.cut.rest.decode("utf-8", "surrogatepass"))
         places = []
         for point in late:
@@ -100,10 +101,10 @@ class Resumable:
             try:
                 rest = await self._render_from(marked.conversation)
             except NotResumableError as error:
-                raise NotKnownError(str(error)) from error
+                raise CannotResumeError(str(error)) from error
             places.append(num_before + marked.place(rest.text, prompt))
         counted = await self.model.encoder.count_tokens(encoded, places, add_special_tokens=False)
-        told = {**self.beginning.pins, **dict(zip(map(_place, late), counted, strict=True))}
+        told = {**self.beginning.breakpoint_tokens, **dict(zip(map(_place, late), counted, strict=True))}
         return [told[_place(point)] for point in self.asked.breakpoints]
 
     def next_beginning(
@@ -122,10 +123,10 @@ class Resumable:
             return None
         num_bytes = encoded.counts.num_bytes - len(prompt[rest.num_before_kept :].encode("utf-8", "surrogatepass"))
         num_steps = rest.num_steps
-        early: Mapping[Place, int] = {}
+        early: Mapping[BreakpointPlace, int] = {}
         if self.beginning is not None:
             num_steps += self.beginning.num_steps
-            early = self.beginning.pins
+            early = self.beginning.breakpoint_tokens
         cut = self.model.encoder.beginning(encoded, num_bytes)
         if cut is None or not cut.keys or rest.resumption is None:
             return None
@@ -143,7 +144,7 @@ class Resumable:
     def _is_unread(self, point: Breakpoint) -> bool:
         assert self.beginning is not None
         if _is_early(point):
-            return _place(point) not in self.beginning.pins
+            return _place(point) not in self.beginning.breakpoint_tokens
         return point.message is None or point.message < self.start
 
     def _context_digest(self) -> bytes:
@@ -169,5 +170,5 @@ def _is_early(point: Breakpoint) -> bool:
     return point.message is None or point.message < _NUM_HEAD
 
 
-def _place(point: Breakpoint) -> Place:
+def _place(point: Breakpoint) -> BreakpointPlace:
     return point.tool, point.message, point.offset

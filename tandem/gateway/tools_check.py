@@ -1,4 +1,7 @@
-"""Validates a request's tools and tool choice, for every dialect. Pure."""
+"""Validates the tools and the tool choice that a dialect has read: names, descriptions, type of parameters. Pure.
+
+Sizes of schemas and the number of tools are checked before, while they are read (`limits`).
+"""
 
 from collections.abc import Sequence
 
@@ -11,10 +14,7 @@ MAX_DESCRIPTION_CHARACTERS = 32 * 1024  # of one tool
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises RequestError naming the first tool, or the choice, that is not valid.
-
-    The number of tools and their schemas, which may be large, were checked while they were read.
-    """
+    """Raises RequestError naming the first invalid tool, or the choice if it wants a tool that is not given."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
         _check_tool(tool, names, f"tools[{index}]")

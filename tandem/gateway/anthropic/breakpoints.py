@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.cache_marks import LIFETIMES_S, MAX_BREAKPOINTS
+from tandem.gateway.cache_lifetimes import LIFETIMES_S, MAX_BREAKPOINTS
 from tandem.gateway.conversation import Breakpoint
 from tandem.gateway.errors import RequestError
 

@@ -22,7 +22,7 @@ from tandem.rpc.messages import ModelInfo
 
 
 class MessagesDialect:
-    """Parses bodies of `/v1/messages`."""
+    """Parses bodies of `/v1/messages`: a `Dialect`, whose methods `answer` calls (`gateway.dialect`)."""
 
     kind = "messages"
     ping = PING
@@ -31,14 +31,14 @@ class MessagesDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
+        """Parses a body; raises as `Dialect.read`."""
         known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
         return await known.read(partial(self._read, known, request_id, isolate))
 
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         parse = partial(read_body, MessagesBody)
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "messages")
         prompt = _read_prompt(asked, self._context, known)

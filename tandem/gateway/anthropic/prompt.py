@@ -43,7 +43,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
 
     Raises:
         RequestError: naming the part of the body that is not supported.
-        NotKnownError: the body has to be read as a whole.
+        CannotResumeError: the body has to be read as a whole.
     """
     if not body.messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")

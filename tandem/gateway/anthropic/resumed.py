@@ -1,8 +1,9 @@
 """Resumes known conversations of the Messages API (`known_conversations`): finds turns to resume at, and checks bodies.
 
-A turn is a run of messages of one role. A shortened body lacks the turns that are known. Invariant: the template sees
-these as if they had been parsed. A new question may hide the thinking before it, so each cache entry records whether
-thinking is shown in the turns that later bodies lack.
+A turn is a run of messages of one role; the known turn is the last one of a cache entry, from which the template
+renders. A shortened body lacks the turns between its first one and the one before the known turn. Invariant: the
+template sees them as if they had been parsed. A new question may hide the thinking before it, so each entry records
+whether thinking is shown in the turns that later bodies lack.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from tandem.gateway.anthropic.turns import Turn, TurnWriter
 from tandem.gateway.known_conversations import KnownBeginning, KnownConversation, ResumePlaces
 from tandem.gateway.message_spans import MessageSpans
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.resuming import OtherBeginningError
 
-# Turns of a shortened body up to the known one that is parsed again: the first turn, and the known one's predecessor.
+# Turns of a shortened body before the known one: the first turn, and the known one's predecessor.
 _READ_BEFORE = 2
 
 
@@ -24,9 +25,9 @@ class SkippedTurns:
 
     Args:
         num_unread: number of their messages.
-        num_thinking_turns: as returned by `read_thinking_turns` for the body.
-        is_question: whether the known turn that is parsed again is a question rather than an answer to tool calls.
-        has_thinking: whether a message before that turn shows thinking.
+        num_thinking_turns: number of the body's latest turns whose thinking is shown again; None = all.
+        is_question: whether the known turn is a question rather than the results of tool calls.
+        has_thinking: whether a message before the known turn shows thinking.
     """
 
     num_unread: int
@@ -46,7 +47,7 @@ class ResumableTurn:
 
     Args:
         number: index of its first message in the conversation.
-        places: its messages in the parsed body.
+        places: where it and the turn before it begin in the parsed body.
         calls: tool names by id, of the calls before it that a later body lacks.
         skipped: properties of the turns that a later body lacks.
     """
@@ -71,14 +72,14 @@ def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: 
     lacks.
 
     Raises:
-        NotKnownError: the body has to be read as a whole, or from another known turn.
+        CannotResumeError: the body has to be read as a whole, or from another known turn.
     """
     skipped = known.reader_state
     assert isinstance(skipped, SkippedTurns), "entries of one API are its own"
     if skipped.num_thinking_turns != num_thinking_turns:
-        raise NotKnownError("the thinking of other turns is shown than before")
+        raise CannotResumeError("the thinking of other turns is shown than before")
     if len(turns) <= _READ_BEFORE or turns[_READ_BEFORE].num_messages > 1 or turns[0].num_messages > 1:
-        raise NotKnownError("the last known turn goes on")
+        raise CannotResumeError("the last known turn goes on")
     if not skipped.admits_question and any(turn.is_question for turn in turns[_READ_BEFORE + 1 :]):
         raise OtherBeginningError(
             "thinking before the last question is not shown any more",

@@ -1,4 +1,4 @@
-"""Reads the thinking options of Anthropic's bodies, and how much earlier thinking is shown to the model again. Pure."""
+"""Reads the thinking options of Anthropic's bodies, and how much earlier thinking is shown to the model again."""
 
 import base64
 import hashlib

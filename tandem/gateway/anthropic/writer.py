@@ -21,7 +21,7 @@ from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
 class MessageWriter:
-    """Writes one message.
+    """Writes one message: a `Writer`, whose methods `answer` calls (`gateway.dialect`).
 
     Args:
         max_tokens: the limit that the client set; 0: no output is returned, only the cache is filled.

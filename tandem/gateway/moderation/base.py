@@ -21,8 +21,9 @@ class ModerationVerdict:
 class Moderator(Protocol):
     """Judges texts.
 
-    `window`: characters of an answer that are collected before it is asked. `overlap`: judged characters that are held
-    back and judged again with the next piece, since a match may span both.
+    Args:
+        window: characters of an answer that are collected before it is asked.
+        overlap: judged characters that are held back and judged again with the next ones, since a match may span both.
     """
 
     window: int

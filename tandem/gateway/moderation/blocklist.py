@@ -1,4 +1,4 @@
-"""Built-in moderator: refuses texts that contain words or phrases listed in a file."""
+"""Built-in `Moderator` (`base`): refuses texts that contain words or phrases listed in a file."""
 
 import asyncio
 import functools

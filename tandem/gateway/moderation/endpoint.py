@@ -1,4 +1,4 @@
-"""Moderator behind HTTP with OpenAI's moderation API: posts `{"input": …}`, receives `{"results": […]}`."""
+"""`Moderator` (`base`) behind HTTP with OpenAI's moderation API: posts `{"input": …}`, receives `{"results": […]}`."""
 
 import logging
 from typing import Any

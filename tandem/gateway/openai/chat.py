@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import assemble
-from tandem.gateway.cache_marks import lifetime_s
+from tandem.gateway.cache_lifetimes import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
@@ -21,12 +21,12 @@ from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader, moved
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format, read_tools
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.request import ServeRequest
 
 
 class ChatDialect:
-    """Parses bodies of chat completions."""
+    """Parses bodies of chat completions: a `Dialect`, whose methods `answer` calls (`gateway.dialect`)."""
 
     kind = "chat"
     ping = PING
@@ -35,7 +35,7 @@ class ChatDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`.
+        """Parses a body; raises as `Dialect.read`.
 
         NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
         """
@@ -45,10 +45,10 @@ class ChatDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         asked, spans = await known_body.parsed(known, self._context.off_loop, partial(read_body, ChatBody), "messages")
         if known is not None and asked.cache_salt:
-            raise NotKnownError("the conversation has a salt of its own")
+            raise CannotResumeError("the conversation has a salt of its own")
         model = self._context.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._context.limits.max_choices)
@@ -69,7 +69,7 @@ class ChatDialect:
         )
         if spans is not None and places is not None and assembled.beginning is not None:
             shown = spans if known is None else known.spans(spans)
-            calls = reader.calls_before(places.again)
+            calls = reader.calls_before(places.parse_from)
             entry = KnownConversation.of(shown, places, calls, assembled.beginning, num_left_out=num_left_out)
             known_body.keep(entry)
         params = assembled.params(params)

@@ -22,7 +22,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class ChatWriter:
-    """Writes one chat answer."""
+    """Writes one chat answer: a `Writer`, whose methods `answer` calls (`gateway.dialect`)."""
 
     def __init__(
         self, envelope: Envelope, asked: ChatBody, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]

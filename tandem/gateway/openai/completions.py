@@ -31,7 +31,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 
 
 class CompletionDialect:
-    """Parses bodies of completions."""
+    """Parses bodies of completions: a `Dialect`, whose methods `answer` calls (`gateway.dialect`)."""
 
     kind = "text_completion"
     ping = PING
@@ -40,7 +40,7 @@ class CompletionDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
+        """Parses a body; raises as `Dialect.read`."""
         asked = await self._context.off_loop.run(len(body), partial(read_body, CompletionBody, body))
         model = self._context.model
         model.require(asked.model)
@@ -133,7 +133,7 @@ class EchoedPrompt:
 
 
 class CompletionWriter:
-    """Writes the answers to one or more prompts."""
+    """Writes the answers to one or more prompts: a `Writer`, whose methods `answer` calls (`gateway.dialect`)."""
 
     def __init__(
         self, envelope: Envelope, asked: CompletionBody, tokenizer: Tokenizer, sources: Sequence[EchoedPrompt]

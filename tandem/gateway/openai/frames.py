@@ -21,7 +21,7 @@ def error_value(problem: Problem) -> Mapping[str, Any]:
     return {
         "error": {
             "message": problem.message,
-            "type": problem.kind,
+            "type": problem.error_type,
             "param": problem.param,
             "code": problem.code,
         }

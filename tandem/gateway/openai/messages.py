@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.cache_marks import LIFETIMES_S, MAX_BREAKPOINTS, lifetime_s
+from tandem.gateway.cache_lifetimes import LIFETIMES_S, MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import Breakpoint
 from tandem.gateway.errors import RequestError
 from tandem.gateway.exact import read_exactly
@@ -88,7 +88,7 @@ class MessageReader:
         return read
 
     def calls_before(self, index: int) -> dict[str, str]:
-        """Ids of the calls in messages before number `index`, in the form of `KnownConversation.calls`."""
+        """Ids of the calls in messages before number `index`, each with "" as name, for `KnownConversation.calls`."""
         return {call_id: "" for call_id, number in self.call_ids.items() if number < index}
 
     def _content(self, content: Any, role: str, index: int) -> str:

@@ -1,4 +1,7 @@
-"""Usage of an answer in OpenAI's format: a prompt counts once, however many answers it got. Pure."""
+"""`usage` and `finish_reason` as in OpenAI's completions and chat completions; `responses.writer` has its own.
+
+In the usage a prompt counts once, however many answers it got.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ _NOTHING: tuple[int, ...] = (0,) * 5
 
 
 def usage_of(results: Sequence[ChoiceResult], num_per_prompt: int) -> dict[str, Any]:
-    """`usage` of all results; the first of each prompt's `num_per_prompt` answers provides its cache figures."""
+    """`usage` of all results, `num_per_prompt` for each prompt; the first of these provides the prompt's figures."""
     return RunningUsage(results, num_per_prompt).value()
 
 
@@ -56,8 +59,12 @@ class RunningUsage:
 
 
 def finish_reason(reason: FinishReason | None, num_calls: int = 0) -> str | None:
-    """The finish reason in OpenAI's terms; None: still running. `num_calls`: tool calls that the answer made. NOTE:
-    answers that failed are reported as errors and never get here.
+    """OpenAI's `finish_reason`: `tool_calls` for a stop after tool calls, else the reason's name; None: still running.
+
+    NOTE: answers that failed are reported as errors and never get here.
+
+    Args:
+        num_calls: tool calls that the answer made.
     """
     if reason is FinishReason.STOP and num_calls:
         return "tool_calls"

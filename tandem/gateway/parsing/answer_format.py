@@ -87,7 +87,10 @@ class AnswerFormat:
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, output: OutputFormat | None, free: Collection[str] = ()
     ) -> str | None:
-        """The grammar of the text after thinking, for llguidance; None = unconstrained. `free`: as in `callees`.
+        """The grammar of the text after thinking, for llguidance; None = unconstrained.
+
+        Args:
+            free: names of non-strict tools whose schemas are not enforced.
 
         Raises:
             InvalidRequestError: a call is required of a model that makes none, or a tool's parameters cannot be

@@ -33,7 +33,7 @@ def answer_grammar(
 
     Args:
         may_think: up to two line breaks may come before a call, as between thinking and answer.
-        free: as in `callees`.
+        free: names of non-strict tools whose schemas are not enforced.
 
     Raises:
         InvalidRequestError: a call is required of a model that makes none, or a schema cannot be enforced.

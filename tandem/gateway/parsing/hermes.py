@@ -1,4 +1,7 @@
-"""Tool-call format of Qwen and Hermes models: JSON objects of name and arguments, each between two marks."""
+"""Tool-call format of Qwen and Hermes models: JSON objects of name and arguments, each between two marks.
+
+The parser's base class `ToolParser` emits all other text; `tool_format` describes the methods of the format.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

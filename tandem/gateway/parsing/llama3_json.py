@@ -1,4 +1,7 @@
-"""Tool-call format of Llama 3: JSON objects of name and parameters, alone or after a mark; `; ` separates several."""
+"""Tool-call format of Llama 3: JSON objects of name and parameters, alone or after a mark; `; ` separates several.
+
+The parser's base class `ToolParser` emits all other text; `tool_format` describes the methods of the format.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

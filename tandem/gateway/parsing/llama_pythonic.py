@@ -1,4 +1,7 @@
-"""Tool-call format of Llama 3.2 and 4: a Python list of calls with keyword arguments, alone or between marks."""
+"""Tool-call format of Llama 3.2 and 4: a Python list of calls with keyword arguments, alone or between marks.
+
+The parser's base class `ToolParser` emits all other text; `tool_format` describes the methods of the format.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Markers: fixed texts such as `<tool_call>` in an answer, which may arrive in pieces. `source` searches for them."""
+"""Markers (marks): fixed texts such as `<tool_call>` in an answer, which may arrive in pieces. `source` finds them."""
 
 import re
 

@@ -1,6 +1,7 @@
 """Tool-call format of Mistral models: after a mark either a JSON list of calls, or a name, a mark and the arguments.
 
-NOTE: their templates accept only call ids of nine letters or digits.
+The parser's base class `ToolParser` emits all other text; `tool_format` describes the methods of the format. NOTE:
+their templates accept only call ids of nine letters or digits.
 """
 
 import re

@@ -30,7 +30,7 @@ class ThinkingFormat:
         variable: template variable that switches thinking on or off; None = it cannot be switched.
         is_default: whether the model thinks when the variable is not set.
         budgets: thinking tokens by effort; None = any number.
-        is_followed: both marks are always the same tokens. Otherwise only the text shows where thinking ends.
+        has_fixed_tokens: both marks are always the same tokens. Otherwise only the text shows where thinking ends.
     """
 
     start: str
@@ -38,7 +38,7 @@ class ThinkingFormat:
     variable: str | None
     is_default: bool
     budgets: Mapping[Effort, int | None]
-    is_followed: bool
+    has_fixed_tokens: bool
 
     @classmethod
     def detect(
@@ -58,8 +58,8 @@ class ThinkingFormat:
             return None
         for mark in marks:
             _check_length(tokenizer, mark)
-        is_followed = all(_stands_alone(tokenizer, mark) for mark in marks)
-        return cls(*marks, *_switch(template or ""), budgets, is_followed)
+        has_fixed_tokens = all(_stands_alone(tokenizer, mark) for mark in marks)
+        return cls(*marks, *_switch(template or ""), budgets, has_fixed_tokens)
 
     def is_open(self, prompt: str) -> bool:
         """Whether `prompt` ends with the opening mark. NOTE: a prompt with thinking after it does not count as open."""
@@ -67,7 +67,7 @@ class ThinkingFormat:
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
         """Rule that detects thinking among tokens; None if that is impossible. `budget`: maximum tokens; None = any."""
-        if not self.is_followed:
+        if not self.has_fixed_tokens:
             return None
         start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)
         return Reasoning(start, end, is_open=is_open, max_tokens=budget)

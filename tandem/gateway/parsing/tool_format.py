@@ -1,4 +1,6 @@
-"""Interface of a model family's tool-call format, from which both parsers and grammars of answers are made."""
+"""Interface of a model family's tool-call format: `answer_format` takes the parser of each answer from it, and
+`answer_grammar` the grammar rules of its calls.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol

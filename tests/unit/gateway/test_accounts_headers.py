@@ -74,7 +74,7 @@ def test_what_is_not_limited_is_not_mentioned(is_anthropic: bool) -> None:
 )
 def test_each_refusal_has_its_status(error: Exception, status: int, kind: str, code: str) -> None:
     problem = problem_for(error)
-    assert (problem.status, problem.kind, problem.code) == (status, kind, code)
+    assert (problem.status, problem.error_type, problem.code) == (status, kind, code)
 
 
 @pytest.mark.parametrize(("wait_s", "told"), [(0.0, 1), (0.1, 1), (3.2, 4), (60.0, 60), (500.0, 120)])

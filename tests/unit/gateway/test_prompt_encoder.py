@@ -189,7 +189,7 @@ def test_long_texts_do_not_hold_up_others(tokenizer: Tokenizer, monkeypatch: pyt
         loop, encode = asyncio.get_running_loop(), Tokenizer.encode
 
         def held(self: Tokenizer, text: str, **options: Any) -> list[int]:
-            if len(text) == prompt_encoder.PIECE_CHARACTERS:
+            if len(text) == prompt_encoder.CHARACTERS_PER_CALL:
                 loop.call_soon_threadsafe(begun.set)
                 go.wait(20)
             return encode(self, text, **options)

@@ -16,7 +16,7 @@ from tandem.gateway.openai.responses.dialect import ResponsesDialect
 
 
 class StoredAnswer(Response):
-    """An `EndpointResponse` that stores its answer. `body`: the body, if it was read before."""
+    """Serves a request by `answer.EndpointResponse` and stores its answer. `body`: the body, if it was read before."""
 
     def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: Body | None = None) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """One request of `/v1/responses`, from its body to its stored answer.
 
-Invariant: a response reported as stored can be found before its last byte is sent; a failing store costs the storing,
-never the answer. Unlike other dialects, an instance serves one request.
+A `Dialect` (`gateway.dialect`) whose instance serves one request. `responses.answer` calls `settle` before the last
+byte is sent, `background` calls `abandon`. Invariant: a response reported as stored can be found before its last byte
+is sent; a failing store costs the storing, never the answer.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from tandem.gateway.openai.responses.prompt import ResumableItem, read_conversat
 from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
 from tandem.gateway.openai.responses.writer import ResponseWriter
 from tandem.gateway.openai.sampling import read_params
-from tandem.gateway.prompt_encoder import NotKnownError
+from tandem.gateway.prompt_encoder import CannotResumeError
 from tandem.gateway.request import ServeRequest
 
 MAX_REFERRED_RESPONSES = 32  # responses whose items one request may refer to
@@ -57,19 +58,19 @@ class ResponsesDialect:
         self.is_queued = asyncio.Event()
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
+        """Parses a body; raises as `Dialect.read`."""
         known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
         return await known.read(partial(self._read, known, request_id, isolate))
 
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
+        """Parses a body, shortened if `known` is given. Raises CannotResumeError if the whole body has to be parsed."""
         parse = partial(read_body, ResponsesBody)
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "input")
         is_kept = spans is not None and _may_be_kept(asked)
         if known is not None and not is_kept:
-            raise NotKnownError("the response is stored, so all of its items are read")
+            raise CannotResumeError("the response is stored, so all of its items are read")
         model = self._context.model
         model.require(asked.model)
         response_id = new_response_id()

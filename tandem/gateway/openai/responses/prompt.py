@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.cache_marks import MAX_BREAKPOINTS, lifetime_s
+from tandem.gateway.cache_lifetimes import MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import UNREAD, Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
 from tandem.gateway.known_conversations import KnownConversation, ResumePlaces
@@ -27,8 +27,8 @@ class ResumableItem:
 
     Args:
         number: index of its message in the conversation.
-        places: its items in the parsed body.
-        calls: ids of the calls before it that a later body lacks.
+        places: where it and the message before it begin in the parsed body.
+        calls: ids of the calls before it that a later body lacks, each with "" as name.
         num_unread: number of messages that a later body lacks, all after that of its first item.
     """
 

@@ -1,9 +1,9 @@
-"""Response store in Redis, shared by all gateways of a deployment. One round trip for each call.
+"""Response store in Redis, shared by all gateways of a deployment; `store` describes its methods.
 
-An entry is a hash with an encrypted `body` and a flag `running`; a second key exists while a gateway renews the lease
-of a running response. Both expire. The sizes of all entries and of each tenant's are counted in the same Redis. A Redis
-that is unreachable, slow or full raises UnavailableError; an entry that cannot be read, RequestError. Causes and
-remedies are in the log.
+One round trip for each call. An entry is a hash with an encrypted `body` and a flag `running`; a second key exists
+while a gateway renews the lease of a running response. Both expire. The sizes of all entries and of each tenant's are
+counted in the same Redis. A Redis that is unreachable, slow or full raises UnavailableError; an entry that cannot be
+read, RequestError. Causes and remedies are in the log.
 """
 
 import hashlib

@@ -32,7 +32,7 @@ class ResponseEvents:
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"
 
-    def again(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+    def replace_last(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         """Formats a replacement of the last event, under its number."""
         self._number -= 1
         return self.frame(kind, fields)
@@ -42,7 +42,12 @@ class ResponseEvents:
 
 
 class ResponseWriter:
-    """Writes one response. `draft`: it without output, with every field; `final`: it once it has ended."""
+    """Writes one response: a `Writer`, whose methods `answer` calls (`gateway.dialect`).
+
+    Attributes:
+        draft: the response without output, with every field.
+        final: the response once it has ended, else None.
+    """
 
     def __init__(self, draft: Mapping[str, Any], result: ChoiceResult, logprobs: TextLogprobs | None) -> None:
         self.draft = draft
@@ -91,7 +96,7 @@ class ResponseWriter:
         before, kind = self._last
         if not kind:
             return orjson.dumps(self.final)
-        return before + self._events.again(kind, {"response": self.final})
+        return before + self._events.replace_last(kind, {"response": self.final})
 
     def _begin(self) -> bytes:
         self._has_begun = True

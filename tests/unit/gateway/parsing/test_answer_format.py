@@ -181,14 +181,14 @@ def test_marks_that_join_with_what_stands_beside_them(tmp_path: Path, tokenizer:
     for template, parser in ((shapes.QWEN, "auto"), (None, "<think>,</think>")):
         form = detect(template, joining, reasoning_parser=parser)
         assert form.thinking is not None
-        assert not form.thinking.is_followed
+        assert not form.thinking.has_fixed_tokens
         assert form.reasoning(joining, is_open=True, budget=None) is None
         found = read(form.parser(tools=(), is_thinking_open=True), ["Hm.\n</think>\n\nHi"])
         assert (found.thought, found.said) == ("Hm.", "Hi")
     for template, vocabulary in ((shapes.QWEN, tokenizer), (shapes.NAMED, joining)):
         thinking = detect(template, vocabulary).thinking
         assert thinking is not None
-        assert thinking.is_followed
+        assert thinking.has_fixed_tokens
 
 
 def test_budgets(tokenizer: Tokenizer) -> None:

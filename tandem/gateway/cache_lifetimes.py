@@ -1,6 +1,7 @@
-"""Lifetimes of cache breakpoints, as clients of both APIs write them. Pure.
+"""Limits on cache breakpoints, and their lifetimes as clients of both APIs write them. Pure.
 
 A cache breakpoint is a place in a prompt; the client pays for the KV of the prompt up to it to stay cached.
+`marked_conversation` finds these places in the rendered prompt.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.gateway.conversation import Breakpoint, Conversation, Tool
-from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.marked_conversation import MarkedConversation
 from tandem.text.chat_template import ChatTemplate
 
 PLAIN = (

@@ -1,4 +1,4 @@
-"""Locates cache breakpoints in a rendered prompt. Pure.
+"""Locates places of a conversation, such as cache breakpoints, in the prompt rendered from it.
 
 A template may move, trim or repeat its input. So a random mark is inserted at the breakpoint into a copy of the
 conversation, and the copy is rendered. The text before the mark that both prompts share is what the breakpoint keeps.
