@@ -57,7 +57,7 @@ def rms_norm(
     return out
 
 
-def turn(
+def rope(
     q: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None,
     cos: torch.Tensor,
@@ -87,7 +87,7 @@ def turn(
     if num_tokens == 0:
         return True
     tile, rest = _power_of_two(half), head_dim - 2 * half
-    _kernels().turn_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+    _kernels().rope_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
         q, k, v, cos, sin, positions, slots, k_cache, v_cache,
         q if q_norm is None else q_norm, q if k_norm is None else k_norm, norm_eps,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), *strides,
