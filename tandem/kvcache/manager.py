@@ -177,13 +177,13 @@ class KVCacheManager:
         """Create `owner`'s block table, which starts with the matched blocks.
 
         hashes: the blocks that it will compute, or that another worker will (`is_coming`).
-        checkpoints: see `BlockTable`; the block after which it parts from other prompts is one more.
+        checkpoints: see `BlockTable`; the block after which it diverges from other prompts is one more.
         """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
         groups, num_matched = tuple(block_ids[:] for block_ids in match.block_ids), match.num_blocks
-        checkpoints |= self._checkpoints.parting(hashes, num_matched)
+        checkpoints |= self._checkpoints.divergence(hashes, num_matched)
         table = BlockTable(groups, list(match.num_dropped), num_tokens, num_matched, 0, num_matched, checkpoints)
         self._renew_promise(table)
         self._tables[owner] = table
