@@ -184,7 +184,7 @@ class NativeKernels(NativeCodedProducts):
         )
         return out
 
-    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    def sinkhorn(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
         num_tokens, size, _ = logits.shape
         out = logits.new_empty(num_tokens, size, size)
         assert logits.dtype == torch.float32
