@@ -58,7 +58,7 @@ class RankedPages:
         if self.pages.is_cuda:
             torch.cuda.current_stream(self.pages.device).synchronize()
 
-    def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
+    def parts_filled(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
         """For each of this worker's ranks, the parts of a block's pages that a transfer from a source with the division
         `source` fills: whole pages, or their used bytes. `block`: numbers of its pages. `group`: KV group, or `OPAQUE`.
         """
@@ -68,12 +68,12 @@ class RankedPages:
             ends = whole if is_whole else self.ranked.used_bytes(group, rank)
             yield [(rank, page, 0, end) for page, end in zip(block, ends, strict=True)]
 
-    def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
+    def parts_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
         """For each rank of a reader with the division `reader`, the parts of this worker's block that make up its
         block, in order.
         """
         if reader == self.ranked.parts or group == OPAQUE:
-            return self.own(group, block, reader)
+            return self.parts_filled(group, block, reader)
         parts = self._parts_of(group, reader)
         return ([(rank, block[page], start, end) for rank, page, start, end in each] for each in parts)
 
