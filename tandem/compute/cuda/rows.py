@@ -18,7 +18,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """See `Kernels.gated_product`; None = not supported."""
+    """`activation(gate) * up`, see `Kernels.gated_product`; None = not supported."""
     if gate.shape != up.shape or gate.dtype not in _FLOATS:
         return None
     gates, ups = _rows(gate), _rows(up)
@@ -39,7 +39,7 @@ def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, unit_offset: bool
 ) -> torch.Tensor | None:
-    """See `Kernels.rms_norm`; None = not supported."""
+    """Root-mean-square norm of each row, see `Kernels.rms_norm`; None = not supported."""
     if x.dtype not in _FLOATS or x.shape[-1] > MAX_ROW or weight.stride() != (1,):
         return None
     rows, sums = _rows(x), None if residual is None else _rows(residual)
@@ -69,8 +69,9 @@ def rope(
     norm_eps: float,
     unit_offset: bool,
 ) -> bool:
-    """See `Kernels.rope_and_write`; without `kv` see `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V.
-    Returns whether it was done; False = not supported, and nothing has changed.
+    """Rotates `q` and k by their positions and writes K and V into the cache, as `Kernels.rope_and_write`; without `kv`
+    only rotates `q`, as `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V. Returns whether it was done;
+    False = not supported, and nothing has changed.
     """
     k, v, slots, k_cache, v_cache = (q, q, positions, q, q) if kv is None else kv
     num_kv_heads, block_size = (0, 1) if kv is None else (k.shape[1], k_cache.shape[2])

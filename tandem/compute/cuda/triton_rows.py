@@ -1,8 +1,9 @@
 """Triton kernels that compute each row separately: norms, gated products, and rotary embedding with the write of K and
 V.
 
-One program computes a row, with tiles that depend on its shape alone, so its bits do not depend on other rows. Numbers
-are float32 in registers and rounded once. Checked on CPU in interpreter mode and compiled for NVIDIA targets.
+One program computes a row, with tiles that depend on its shape alone, so its bits do not depend on other rows.
+With UNIT_OFFSET a norm multiplies by `1 + weight`, as Gemma's. Numbers are float32 in registers and rounded once.
+Checked on CPU in interpreter mode and compiled for NVIDIA targets.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -100,8 +101,8 @@ def rope_kernel(
     stride_slot: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,  # of the elements that are rotated
-    REST: tl.constexpr,  # elements that are not
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_HALF: tl.constexpr,
     TILE_REST: tl.constexpr,
@@ -109,7 +110,13 @@ def rope_kernel(
     HAS_K_NORM: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
 ) -> None:
-    """Rotates, and for K and V writes, one head of one token; heads of q come first, then those of k, then of v."""
+    """Rotates one head of q or k of one token in place, and writes one of k or v into its slot of the cache; heads of q
+    come first, then those of k, then of v.
+
+    Args:
+        HALF, REST: of a head, element i < HALF is rotated with element i + HALF; the last REST are not rotated.
+        stride_angle: of `cos` and `sin`, from a position to the next.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if head < NUM_HEADS:
         at = q + token * q_stride_token + head * q_stride_head
