@@ -1,6 +1,7 @@
-"""KV pages of all ranks of a worker, and the parts of them that a reader with another number of ranks needs.
+"""KV pages of all ranks of a worker, and their bytes that a transfer to or from another number of ranks involves.
 
-A division (`Parts`) is the number of ranks of a worker and its stages. Ranks that share their pages count as one.
+A division (`Parts`) is the number of ranks of a worker and its stages. Ranks that share their pages count as one. The
+byte ranges are used for checksums. Pages may also store other data, such as a drafter's state: their group is `OPAQUE`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,8 @@ _Part = tuple[int, int, int, int]  # as a `PagePart`, with the page's place in i
 
 @dataclass(frozen=True)
 class RankedPages:
-    """KV pages of all ranks. `pages`: [num_ranks, num_blocks, page_bytes] uint8, all readable and writable by this
-    process. Pages of ranks on other hosts are empty here.
+    """KV pages of all ranks. `pages`: [num_parts, num_pages, page_bytes] uint8, a part for each of the layout's
+    `num_ranks`, all readable and writable by this process. Parts of ranks on other hosts are empty here.
     """
 
     ranked: RankedLayout
@@ -40,8 +41,8 @@ class RankedPages:
         return self.pages.shape[0] * self.pages.shape[2]
 
     def store(self, page_ids: Sequence[int], data: torch.Tensor) -> None:
-        """Copies `data`, uint8 [num_bytes], into these pages of all ranks, which must have room; returns when the copy
-        is done.
+        """Copies `data` that is no KV, uint8 [num_bytes], into these pages of all ranks, which must have room; returns
+        when the copy is done.
         """
         padding = len(page_ids) * self.bytes_per_page - data.numel()
         whole = torch.nn.functional.pad(data.to(self.pages.device), (0, padding))

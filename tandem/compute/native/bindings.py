@@ -44,7 +44,9 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
 
 
 class NativeKernels(NativeCodedProducts):
-    """Implements `Kernels` with the compiled functions, and paged attention. Stateless and safe to share."""
+    """Implements `Kernels` (`compute.ops` describes its methods) with the compiled functions, and paged attention.
+    Stateless and safe to share.
+    """
 
     name = "native"
 

@@ -21,7 +21,7 @@ _DECODED_NUMBERS = 1 << 22  # at a time
 
 
 class TorchKernels:
-    """Implements `Kernels`; stateless."""
+    """Implements `Kernels`, whose methods `compute.ops` describes; stateless."""
 
     name = "torch"
 
