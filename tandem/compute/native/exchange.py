@@ -165,8 +165,8 @@ class SharedPipe(_Segment):
 
 
 class SharedExchange(_Segment):
-    """Implements `Collectives` (`compute.collectives` describes the methods). Only one thread may exchange at a time; any
-    thread may call `end`.
+    """Implements `Collectives`, whose methods `compute.collectives` describes. Only one thread may exchange at a time;
+    any thread may call `end`.
     """
 
     def __init__(self, *args: Any, library: ctypes.CDLL | None = None, **options: Any) -> None:

@@ -20,7 +20,7 @@ _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Int8Product(CodedWeight):
-    """Implements `Weight` for int8 codes with one scale per output, or one for all."""
+    """Implements `base.Weight` for int8 codes with one scale per output, or one for all."""
 
     is_packed: ClassVar[bool] = False
 
