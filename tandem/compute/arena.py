@@ -58,7 +58,9 @@ class NumberSpan:
 
 
 def constant_spans(layout: KVLayout, group: int) -> tuple[NumberSpan, ...]:
-    """Byte ranges of a group's blocks with numbers of constant-size states; empty if the state grows with tokens."""
+    """Byte ranges of a group's blocks with numbers of constant-size states, which are checked to be finite after a
+    transfer; empty if the state grows with tokens.
+    """
     spec, placement = layout.groups[group].spec, layout.placement(group)
     if not spec.is_constant:
         return ()

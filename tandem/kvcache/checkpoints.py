@@ -22,10 +22,10 @@ def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_
 
     The last whole block that leaves a token to compute, for the same prompt and for one that continues it; the last
     whole block of each breakpoint; and at most eight between, at multiples of 1,024 tokens times a power of two. So
-    prompts of any lengths that share a beginning have most of these in common.
+    prompts of any lengths that share a prefix have most of these in common.
 
     Args:
-        breakpoints: lengths of beginnings that the caller named.
+        breakpoints: lengths in tokens of prefixes that the client asked to keep (cache breakpoints).
     """
     stride = _STRIDE
     while num_prompt_tokens > _MOST_STRIDES * stride:

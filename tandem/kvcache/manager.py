@@ -45,7 +45,7 @@ class _Hold:
 
 
 class KVCacheManager:
-    """Manages the blocks of one pool and one prefix cache.
+    """Manages the blocks of one pool and one prefix cache; `pinned` are its pinned prefixes.
 
     Args:
         layout: KV groups and block size.
@@ -55,8 +55,6 @@ class KVCacheManager:
         watermark_pages: pages that admission leaves available for running owners to grow into.
         pin_share: maximum share of the pages that pinned prefixes occupy, 0 to 1.
         emit: receives every stored/removed event.
-
-    `pinned`: the pinned prefixes.
     """
 
     def __init__(
@@ -176,8 +174,9 @@ class KVCacheManager:
     ) -> BlockTable:
         """Create `owner`'s block table, which starts with the matched blocks.
 
-        hashes: the blocks that it will compute, or that another worker will (`is_coming`).
-        checkpoints: see `BlockTable`; the block after which it diverges from other prompts is one more.
+        Args:
+            hashes: the whole chain; blocks beyond the match are computed by it, or by another worker (`is_coming`).
+            checkpoints: see `BlockTable`; the block after which it diverges from other prompts is one more.
         """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
