@@ -75,8 +75,8 @@ _BY_OUTPUT = ("codes", "scales", "offsets", "super_scales", "super_offsets")
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """Way of decoding codes: `form` as numbered in `triton_numbers`. `added`: number added to a code, if the numbers are
-    consecutive integers.
+    """Way of decoding codes; `form` as numbered in `triton_numbers`. `added`: number added to a code, if the table's
+    numbers are consecutive integers.
     """
 
     form: int

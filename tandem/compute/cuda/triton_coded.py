@@ -66,7 +66,7 @@ def sum_of_split(
         sums: sums of inputs that share an offset, which multiplies them; read if HAS_OFFSETS.
         codes, scales, super_scales, offsets, super_offsets, table, factor: of a `CodedMatrix` packed in halves, see
             `halves`; floats of 8 bits as uint8.
-        inputs, width: number of inputs, and bytes of a row of codes.
+        inputs, width: number of inputs, and bytes of a row of codes (or floats, if FORM is FLOATS).
         GROUP, SUPER: inputs that share a scale (0 = all), and that share the unit of int8 scales (0 = none).
         SPAN, SPLIT: inputs that lie together in memory, and inputs that are summed from zero, see `halves`.
         FORM, ADDED: how codes are decoded, see `triton_numbers`; so for scales and offsets their own FORM.
