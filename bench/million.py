@@ -89,7 +89,7 @@ def rows_of(path: Path, num_tokens: int, threads: int, chunk: int) -> list[Row]:
     where, system = f"context of {num_tokens:,}", "hybrid 2:1"
     figures = {
         "held by the engine": (held.num_bytes, bill["held_bytes"]),
-        "pages": (held.page_bytes, bill["held_bytes"]),
+        "pages": (held.held_page_bytes, bill["held_bytes"]),
         "read by a token": (read, bill["read_bytes"]),
     }
     rows = [Row(where, system, metric, value, "B", of, value / of) for metric, (value, of) in figures.items()]

@@ -35,7 +35,7 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
 def _fitting(stack: Stack, batches: tuple[int, ...], context: int, results: SectionResults) -> list[int]:
     """The batches whose KV fits, and in place of the first that does not, the largest that does."""
     length = context + 2 * (WARM_UP_STEPS + STEPS)
-    most = int(0.97 * stack.arena.num_blocks) // stack.arena.layout.blocks_for(length, length)
+    most = int(0.97 * stack.arena.num_pages) // stack.arena.layout.blocks_for(length, length)
     if max(batches) > most:
         results.note(f"{stack.model.name}: KV of at most {most} requests of {context} tokens fits into this device")
     return sorted({min(batch, most) for batch in batches})

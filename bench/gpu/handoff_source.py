@@ -56,7 +56,7 @@ def open_transports(stack: Stack) -> tuple[dict[str, KVTransport], dict[str, str
 
     pages, device = stack.arena.pages, stack.device
     name = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-    pool = MemoryPool(pages.data_ptr(), stack.arena.layout.page_bytes, stack.arena.num_blocks, name, stack.arena)
+    pool = MemoryPool(pages.data_ptr(), stack.arena.layout.page_bytes, stack.arena.num_pages, name, stack.arena)
     try:
         return {"nixl": NixlTransport(pool, Identity(COMPATIBILITY, SECRET))}, {}
     except ConfigurationError as error:

@@ -195,7 +195,7 @@ def _set_graphs(forward: WatchedForwardPass, limits: Limits, arena: Arena) -> No
 def fill_with_noise(arena: Arena, dtype: str) -> None:
     """Normal numbers everywhere, as real KV might hold; in pieces, because some kernels cannot count that far."""
     num_blocks = max(1, FILL_BYTES // arena.layout.page_bytes)
-    for start in range(0, arena.num_blocks, num_blocks):
+    for start in range(0, arena.num_pages, num_blocks):
         arena.pages[start : start + num_blocks].view(TORCH_DTYPES[dtype]).normal_()
 
 

@@ -16,30 +16,30 @@ from tandem.kvcache.spec import KVLayout
 
 
 class Arena:
-    """Owns the memory of `num_blocks` pages, the null block included, with a view of each layer's state in `layers`.
+    """Owns the memory of `num_pages` pages, the null block included, with a view of each layer's state in `layers`.
 
     Args:
         layout: the layout of a page.
-        num_blocks: pages to allocate, including block 0.
+        num_pages: pages to allocate, including the null block.
         device: device of the memory.
-        pages: [num_blocks, page_bytes] uint8 on that device, memory to use; None = allocate it.
+        pages: [num_pages, page_bytes] uint8 on that device, memory to use; None = allocate it.
         keeps_pages: the content of `pages` is kept; otherwise all pages are set to zero.
     """
 
     def __init__(
         self,
         layout: KVLayout,
-        num_blocks: int,
+        num_pages: int,
         device: torch.device,
         pages: torch.Tensor | None = None,
         *,
         keeps_pages: bool = False,
     ) -> None:
         self.layout = layout
-        self.num_blocks = num_blocks
+        self.num_pages = num_pages
         if pages is None:
-            pages = torch.empty(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
-        assert pages.shape == (num_blocks, layout.page_bytes)
+            pages = torch.empty(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
+        assert pages.shape == (num_pages, layout.page_bytes)
         self.pages = pages
         advise_huge_pages(self.pages)
         if not keeps_pages:
@@ -58,7 +58,9 @@ class NumberSpan:
 
 
 def constant_spans(layout: KVLayout, group: int) -> tuple[NumberSpan, ...]:
-    """Byte ranges of a group's blocks with numbers of constant-size states; empty if the state grows with tokens."""
+    """Byte ranges of a group's blocks with numbers of constant-size states, which are checked to be finite after a
+    transfer; empty if the state grows with tokens.
+    """
     spec, placement = layout.groups[group].spec, layout.placement(group)
     if not spec.is_constant:
         return ()

@@ -2,8 +2,9 @@
 device.
 
 Here a chosen block is `BlockChoice.size` consecutive tokens of a request, numbered from 0. It need not be a block of
-the KV cache. A summary is a row of the KV cache made from the keys (or values) of a span of tokens, such as their mean.
-Sums are computed in float64 and rounded to float32, so that the order of summation changes them by less than a bit.
+the KV cache. `BlockChoice` is the rule of the choice (top-k, and blocks that are always chosen). A summary is a row of
+the KV cache made from the keys (or values) of a span of tokens, such as their mean. Sums are computed in float64
+and rounded to float32, so that the order of summation changes them by less than a bit.
 """
 
 from collections.abc import Iterator

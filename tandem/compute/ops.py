@@ -258,12 +258,12 @@ class Kernels(Protocol):
         """`activation(gate) * up`, of the same shape [num_tokens, size]."""
         ...
 
-    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-        """Matrices [num_tokens, n, n], float32, made from `logits` of that shape, whose rows and columns sum to nearly
-        1.
+    def sinkhorn(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+        """Sinkhorn normalisation: float32 matrices made from `logits` [num_tokens, n, n], of that shape, whose rows and
+        columns sum to nearly 1. Hyper-connections mix residual streams by them.
 
         The softmax of each row, plus `eps`; then columns, and `iterations - 1` times rows and columns, are divided by
-        their sums plus `eps` (Sinkhorn and Knopp).
+        their sums plus `eps`.
         """
         ...
 

@@ -1,6 +1,7 @@
-"""KV pages of all ranks of a worker, and the parts of them that a reader with another number of ranks needs.
+"""KV pages of all ranks of a worker, and their bytes that a transfer to or from another number of ranks involves.
 
-A division (`Parts`) is the number of ranks of a worker and its stages. Ranks that share their pages count as one.
+A division (`Parts`) is the number of ranks of a worker and its stages. Ranks that share their pages count as one. The
+byte ranges are used for checksums. Pages may also store other data, such as a drafter's state: their group is `OPAQUE`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,8 @@ _Part = tuple[int, int, int, int]  # as a `PagePart`, with the page's place in i
 
 @dataclass(frozen=True)
 class RankedPages:
-    """KV pages of all ranks. `pages`: [num_ranks, num_blocks, page_bytes] uint8, all readable and writable by this
-    process. Pages of ranks on other hosts are empty here.
+    """KV pages of all ranks. `pages`: [num_parts, num_pages, page_bytes] uint8, a part for each of the layout's
+    `num_ranks`, all readable and writable by this process. Parts of ranks on other hosts are empty here.
     """
 
     ranked: RankedLayout
@@ -40,8 +41,8 @@ class RankedPages:
         return self.pages.shape[0] * self.pages.shape[2]
 
     def store(self, page_ids: Sequence[int], data: torch.Tensor) -> None:
-        """Copies `data`, uint8 [num_bytes], into these pages of all ranks, which must have room; returns when the copy
-        is done.
+        """Copies `data` that is no KV, uint8 [num_bytes], into these pages of all ranks, which must have room; returns
+        when the copy is done.
         """
         padding = len(page_ids) * self.bytes_per_page - data.numel()
         whole = torch.nn.functional.pad(data.to(self.pages.device), (0, padding))
@@ -58,7 +59,7 @@ class RankedPages:
         if self.pages.is_cuda:
             torch.cuda.current_stream(self.pages.device).synchronize()
 
-    def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
+    def parts_filled(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
         """For each of this worker's ranks, the parts of a block's pages that a transfer from a source with the division
         `source` fills: whole pages, or their used bytes. `block`: numbers of its pages. `group`: KV group, or `OPAQUE`.
         """
@@ -68,12 +69,12 @@ class RankedPages:
             ends = whole if is_whole else self.ranked.used_bytes(group, rank)
             yield [(rank, page, 0, end) for page, end in zip(block, ends, strict=True)]
 
-    def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
+    def parts_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
         """For each rank of a reader with the division `reader`, the parts of this worker's block that make up its
         block, in order.
         """
         if reader == self.ranked.parts or group == OPAQUE:
-            return self.own(group, block, reader)
+            return self.parts_filled(group, block, reader)
         parts = self._parts_of(group, reader)
         return ([(rank, block[page], start, end) for rank, page, start, end in each] for each in parts)
 

@@ -27,7 +27,6 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class RecurrentBatch(AttentionBatch):
     """A batch with the states that it reads and writes.
-
     `first_write`: index of each request's first item in the lists of writes. A request's writes are in order; the last
     is the state after its last token, which goes to the null block if that token is a draft. `tap_rows` and
     `column_rows` are indices of rows of `with_columns`. `draft_rows`: indices of the step's tokens that are drafts.

@@ -22,20 +22,20 @@ def make_memory() -> int:
 
 
 def set_size(descriptor: int, num_bytes: int) -> None:
-    """Sets the size, once, when the leader knows the number of blocks. Memory is allocated when it is first written."""
+    """Sets the size, once, when the leader knows the number of pages. Memory is allocated when it is first written."""
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
 
-def map_pages(descriptor: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-    """Maps the pages as [num_parts, num_blocks, page_bytes] uint8, the same bytes in every process. The descriptor may
+def map_pages(descriptor: int, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
+    """Maps the pages as [num_parts, num_pages, page_bytes] uint8, the same bytes in every process. The descriptor may
     be closed afterwards.
 
     Args:
         num_parts: parts of all stages: for each stage the ranks that divide it, or 1 if they share a part.
-        num_blocks: pages of each part, including the null block.
+        num_pages: pages of each part, including the null block.
     """
-    num_bytes = num_parts * num_blocks * page_bytes
+    num_bytes = num_parts * num_pages * page_bytes
     assert os.fstat(descriptor).st_size == num_bytes, "the leader has another layout"
     mapped = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
-    return mapped.view(num_parts, num_blocks, page_bytes)
+    return mapped.view(num_parts, num_pages, page_bytes)

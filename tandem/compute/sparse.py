@@ -1,5 +1,5 @@
-"""Interface of sparse latent attention, in which each query attends to chosen tokens, and the base of implementations
-with an ordinary attention backend.
+"""Interface of sparse latent attention, in which each query attends to chosen tokens (DeepSeek-V3.2), and the base of
+implementations with an ordinary attention backend.
 
 A choice is a set: tokens are chosen by falling score, the earlier one if scores are equal, and listed in ascending
 order. So a query's result does not depend on the order in which they were found.
@@ -161,7 +161,7 @@ class ChosenRowsAsKV:
         params: AttentionParams,
         chosen: torch.Tensor,
     ) -> torch.Tensor:
-        """See `IndexedLatentBackend.attend`."""
+        """Attention to the chosen rows alone, see `IndexedLatentBackend.attend`."""
         num_queries, most = chosen.shape
         assert len(queries) == num_queries == len(batch.requests)
         cache, block_size = RowCache.of(latents.rows), latents.rows.shape[1]

@@ -37,11 +37,11 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """Sizes that the leader has resolved for all ranks. `num_blocks`: pages of KV memory on each, with the null block.
+    """Sizes that the leader has resolved for all ranks. `num_pages`: pages of KV memory on each, with the null block.
     `layers_read`: layers whose inputs (hidden states) the leader's drafter reads; () = it reads none.
     """
 
-    num_blocks: int
+    num_pages: int
     max_model_len: int
     max_num_requests: int
     layers_read: tuple[int, ...] = ()
@@ -60,8 +60,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Allocates the KV memory that the ranks of this host share: [num_parts, num_blocks, page_bytes] uint8. Parts
+    def take_pages(self, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """Allocates the KV memory that the ranks of this host share: [num_parts, num_pages, page_bytes] uint8. Parts
         of ranks on other hosts are filled on those hosts only. Call once, before `prepare`.
         """
         ...
@@ -229,8 +229,8 @@ def load_shard(config: EngineConfig, links: RankLinks) -> LoadedShard:
     check_backends(links, backends)
 
     def runner(sizes: ShardSizes, memory: int, keeps_pages: bool) -> ShardRunner:
-        pages = map_pages(memory, ranked.num_ranks, sizes.num_blocks, layout.page_bytes)
-        arena = Arena(layout, sizes.num_blocks, _CPU, pages[part_of(links, ranked)], keeps_pages=keeps_pages)
+        pages = map_pages(memory, ranked.num_ranks, sizes.num_pages, layout.page_bytes)
+        arena = Arena(layout, sizes.num_pages, _CPU, pages[part_of(links, ranked)], keeps_pages=keeps_pages)
         return ShardRunner(_forward(model, arena, backends, sizes, links), links, sizes.layers_read)
 
     return LoadedShard(model.spec.fingerprint, runner)

@@ -168,7 +168,7 @@ def assemble(
         sizes.num_blocks,
         max_chunk_tokens=sizes.max_num_batched_tokens,
         prefix_caching=config.prefix_caching,
-        watermark_blocks=int(sizes.num_blocks * config.watermark),
+        watermark_pages=int(sizes.num_blocks * config.watermark),
         pin_share=config.pin_share,
         emit=resumable_events(layout, emit),
     )
@@ -193,7 +193,7 @@ def assemble(
     layers_read = () if speculation is None else speculation.layers_read
     if ranks is not None:
         check_drafter(ranks.links, layers_read, config.speculate)
-    shard_sizes = ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running, layers_read)
+    shard_sizes = ShardSizes(arena.num_pages, sizes.max_model_len, config.max_num_running, layers_read)
     engine = Engine(
         runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, shard_sizes),
         scheduler,
@@ -253,15 +253,15 @@ def _close(masks: MaskMaker, ranks: Ranks) -> None:
     ranks.close()
 
 
-def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages: torch.Tensor | None) -> Arena:
+def _take_memory(layout: KVLayout, num_pages: int, device: torch.device, pages: torch.Tensor | None) -> Arena:
     """Allocates the pool of KV blocks. All of it is written once, which can take seconds.
 
     `pages`: memory to be used; None = new.
     """
-    began_s, num_bytes = time.monotonic(), layout.page_bytes * num_blocks
+    began_s, num_bytes = time.monotonic(), layout.page_bytes * num_pages
     if num_bytes >= _LOGGED_BYTES:
         _log.info("taking %.2f GiB of memory for KV blocks", num_bytes / 2**30)
-    arena = Arena(layout, num_blocks, device, pages)
+    arena = Arena(layout, num_pages, device, pages)
     if num_bytes >= _LOGGED_BYTES:
         _log.info("took the memory in %.1f s", time.monotonic() - began_s)
     return arena

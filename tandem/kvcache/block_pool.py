@@ -23,7 +23,7 @@ _MANY = 48  # blocks, from which on operations on columns are faster than a loop
 
 
 class BlockPool:
-    """Allocates pages 1 … `num_blocks`; id 0 is the null block, which has no owner.
+    """Allocates pages 1 … `num_pages`, `num_total` of them; id 0 is the null block, which has no owner.
 
     Free pages are handed out lowest id first, so that a request's blocks tend to be neighbours and a transfer of them
     merges into few descriptors. Those of a freed block of several stay together for the next one of as many, until
@@ -36,30 +36,30 @@ class BlockPool:
 
     def __init__(
         self,
-        num_blocks: int,
+        num_pages: int,
         cache: PrefixCache,
         limited_groups: frozenset[int] = frozenset(),
         most_cached: int = 0,
     ) -> None:
-        self.num_blocks = num_blocks
+        self.num_total = num_pages
         self._cache = cache
         # NOTE: each is an array for single blocks, and the same memory as a column for many
-        self._references, self._sizes = (array("i", bytes(4 * (num_blocks + 1))) for _ in range(2))
-        self._is_pinned = bytearray(num_blocks + 1)
+        self._references, self._sizes = (array("i", bytes(4 * (num_pages + 1))) for _ in range(2))
+        self._is_pinned = bytearray(num_pages + 1)
         self._reference_column = np.frombuffer(self._references, dtype=np.int32)
         self._size_column = np.frombuffer(self._sizes, dtype=np.int32)
         self._pinned_column = np.frombuffer(self._is_pinned, dtype=np.bool_)
         self._group_column = np.frombuffer(cache.groups, dtype=np.int16)
-        self._scratch = np.zeros(num_blocks + 1, dtype=np.int32)
+        self._scratch = np.zeros(num_pages + 1, dtype=np.int32)
         self._size_column[1:] = 1
-        self._free = list(range(1, num_blocks + 1))
+        self._free = list(range(1, num_pages + 1))
         self._pages: dict[int, tuple[int, ...]] = {}  # of blocks of several, by id
         self._spare: dict[int, list[tuple[int, ...]]] = {}  # free pages of such blocks, by their number
         self._num_spare = 0
-        self._cached = EvictionQueue(num_blocks)
+        self._cached = EvictionQueue(num_pages)
         self._limited_groups = limited_groups
         self._most_cached = most_cached
-        self._limited = EvictionQueue(num_blocks if limited_groups else 0)  # those of `_cached` of a limited group
+        self._limited = EvictionQueue(num_pages if limited_groups else 0)  # those of `_cached` of a limited group
         self._num_used = 0
         self._num_pinned = 0
         self._num_cached = 0
@@ -220,13 +220,13 @@ class BlockPool:
         assert self.num_pages(cached) == self._num_cached, "cached blocks are miscounted"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         num_known = self.num_free + self.num_cached + self.num_used + self.num_pinned
-        assert num_known == self.num_blocks, "free + cached + used + pinned != total"
+        assert num_known == self.num_total, "free + cached + used + pinned != total"
         all_pinned = set(np.flatnonzero(self._pinned_column).tolist())
         pinned = {block_id for block_id in all_pinned if not self._references[block_id]}
         num_pinned = self.num_pages(pinned)
         assert num_pinned == self.num_pinned, f"{self.num_pinned} blocks are counted as pinned; {num_pinned} are"
         assert not all_pinned & (free | cached), "a pinned block can be handed out"
-        for block_id in range(1, self.num_blocks + 1):
+        for block_id in range(1, self.num_total + 1):
             references = self._references[block_id]
             assert references == expected[block_id], (
                 f"block {block_id} counts {references} references; its owners hold {expected[block_id]}"

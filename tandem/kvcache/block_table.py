@@ -35,15 +35,16 @@ class BlockTable:
     """Block table of one owner. Entry `i` of `groups[g]` is for tokens `[i * block_size, (i + 1) * block_size)`.
 
     An entry is the null block once no query attends to its tokens any more, and from the start if the group stores
-    nothing there. All have the same length and only grow, 32 bits an entry. `num_dropped[g]` leading entries are null,
-    at first no others; `num_held[g]` entries in total are not.
+    nothing there. All have the same length and only grow, 32 bits an entry.
 
     Args:
+        num_dropped: by group, leading entries that are null; at first no others are.
         num_matched: leading blocks found in the prefix cache.
         checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
         num_committed: leading blocks that have been offered to the prefix cache.
-        num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
+        num_promised: upper bound of the additional pages needed at once until `num_promised_tokens`, the tokens at
             admission, are computed.
+        num_held: by group, entries that are not null.
     """
 
     groups: tuple["array[int]", ...]

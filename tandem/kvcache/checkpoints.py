@@ -2,7 +2,7 @@
 
 A recurrent layer keeps one (*constant*) state instead of one a token. It can be reused only at the end of a block at
 which it was written. While a request still sees a state, every whole block whose state was written can be found, so a
-chat's next turn finds the end of the answer. `checkpoint_blocks` and `Checkpoints.parting` choose which stay longer.
+chat's next turn finds the end of the answer. `checkpoint_blocks` and `Checkpoints.divergence` choose which stay longer.
 Invariant: a checkpoint only takes a block that is promised to no request, so it never delays or preempts a request.
 """
 
@@ -22,10 +22,10 @@ def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_
 
     The last whole block that leaves a token to compute, for the same prompt and for one that continues it; the last
     whole block of each breakpoint; and at most eight between, at multiples of 1,024 tokens times a power of two. So
-    prompts of any lengths that share a beginning have most of these in common.
+    prompts of any lengths that share a prefix have most of these in common.
 
     Args:
-        breakpoints: lengths of beginnings that the caller named.
+        breakpoints: lengths in tokens of prefixes that the client asked to keep (cache breakpoints).
     """
     stride = _STRIDE
     while num_prompt_tokens > _MOST_STRIDES * stride:
@@ -46,7 +46,7 @@ class Checkpoints:
         has_states = any(spec.bytes_per_request for spec in specs)
         self._growing = [index for index, spec in enumerate(specs) if has_states and not spec.is_bounded]
 
-    def parting(self, hashes: Sequence[bytes], num_matched: int) -> frozenset[int]:
+    def divergence(self, hashes: Sequence[bytes], num_matched: int) -> frozenset[int]:
         """Index of the last block that a prompt shares with a cached one, if that is beyond the `num_matched` blocks
         whose states are cached: other prompts will probably diverge there too. Found by the layers that keep every
         token.

@@ -27,7 +27,7 @@ from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
 
-_STATE_SHARE = 0.5  # of the blocks, the most that hold states which no request uses
+_STATE_SHARE = 0.5  # of the pages, the most that hold states which no request uses
 _GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take pinned ones
 
 
@@ -45,45 +45,43 @@ class _Hold:
 
 
 class KVCacheManager:
-    """Manages the blocks of one pool and one prefix cache.
+    """Manages the blocks of one pool and one prefix cache; `pinned` are its pinned prefixes.
 
     Args:
         layout: KV groups and block size.
-        num_blocks: pages in the KV cache memory, without the null block.
+        num_pages: pages in the KV cache memory, without the null block.
         max_chunk_tokens: maximum number of tokens by which one owner's cursor moves in one step.
         prefix_caching: whether computed blocks can be found again by hash.
-        watermark_blocks: pages that admission leaves available for running owners to grow into.
-        pin_share: maximum share of the blocks that pinned prefixes occupy, 0 to 1.
+        watermark_pages: pages that admission leaves available for running owners to grow into.
+        pin_share: maximum share of the pages that pinned prefixes occupy, 0 to 1.
         emit: receives every stored/removed event.
-
-    `pinned`: the pinned prefixes.
     """
 
     def __init__(
         self,
         layout: KVLayout,
-        num_blocks: int,
+        num_pages: int,
         *,
         max_chunk_tokens: int,
         prefix_caching: bool = True,
-        watermark_blocks: int = 0,
+        watermark_pages: int = 0,
         pin_share: float = 0.5,
         emit: BlockEventSink | None = None,
     ) -> None:
         self.layout = layout
         self.max_chunk_tokens = max_chunk_tokens
         self.prefix_caching = prefix_caching
-        self._watermark_blocks = watermark_blocks
+        self._watermark_pages = watermark_pages
         self._emit = emit
         self._cache: PrefixCache = (
-            HashPrefixCache(len(layout.groups), num_blocks, self._tell) if prefix_caching else NoPrefixCache(num_blocks)
+            HashPrefixCache(len(layout.groups), num_pages, self._tell) if prefix_caching else NoPrefixCache(num_pages)
         )
         self._needs = Needs(layout, max_chunk_tokens)
         self._pages_per_block = [group.pages_per_block for group in layout.groups]
         states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
-        self._pool = BlockPool(num_blocks, self._cache, frozenset(states), int(num_blocks * _STATE_SHARE))
+        self._pool = BlockPool(num_pages, self._cache, frozenset(states), int(num_pages * _STATE_SHARE))
         self._checkpoints = Checkpoints(layout, self._pool, self._cache)
-        promised = PromisedBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
+        promised = PromisedBlocks(self._pool, self._cache, int(num_pages * pin_share), emit)
         self.pinned = PinnedPrefixes(layout, self._pool, self._cache, promised, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
@@ -101,7 +99,7 @@ class KVCacheManager:
         num_leased, num_transferring = pool.num_pages(leased), pool.num_pages(transferring)
         used = pool.num_used - num_leased - num_transferring
         return KVCacheUsage(
-            pool.num_blocks, pool.num_free, pool.num_cached, used, num_leased, num_transferring, pool.num_pinned
+            pool.num_total, pool.num_free, pool.num_cached, used, num_leased, num_transferring, pool.num_pinned
         )
 
     def held_state(self, positions: Mapping[str, int]) -> HeldState:
@@ -115,7 +113,7 @@ class KVCacheManager:
 
     def fits(self, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` fits into an otherwise empty pool."""
-        return self.layout.blocks_for(num_tokens, self.max_chunk_tokens) <= self._pool.num_blocks
+        return self.layout.blocks_for(num_tokens, self.max_chunk_tokens) <= self._pool.num_total
 
     def match(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
         """Longest cached prefix from which an owner of `num_tokens` tokens could start. At least one token is left to
@@ -176,14 +174,15 @@ class KVCacheManager:
     ) -> BlockTable:
         """Create `owner`'s block table, which starts with the matched blocks.
 
-        hashes: the blocks that it will compute, or that another worker will (`is_coming`).
-        checkpoints: see `BlockTable`; the block after which it parts from other prompts is one more.
+        Args:
+            hashes: the whole chain; blocks beyond the match are computed by it, or by another worker (`is_coming`).
+            checkpoints: see `BlockTable`; the block after which it diverges from other prompts is one more.
         """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
         groups, num_matched = tuple(block_ids[:] for block_ids in match.block_ids), match.num_blocks
-        checkpoints |= self._checkpoints.parting(hashes, num_matched)
+        checkpoints |= self._checkpoints.divergence(hashes, num_matched)
         table = BlockTable(groups, list(match.num_dropped), num_tokens, num_matched, 0, num_matched, checkpoints)
         self._renew_promise(table)
         self._tables[owner] = table
@@ -210,7 +209,7 @@ class KVCacheManager:
             for group, indices in enumerate(entries):
                 table.extend(group, num_blocks, indices, self._allocated(group, len(indices)))
         self._renew_promise(table)
-        self._checkpoints.take(table, num_before, self.num_unpromised - self._watermark_blocks)
+        self._checkpoints.take(table, num_before, self.num_unpromised - self._watermark_pages)
         return enough
 
     def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
@@ -336,7 +335,7 @@ class KVCacheManager:
         """Number of pages that an owner of `num_tokens` starting from `match` needs beyond the unpromised ones."""
         revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         needed = self._needs.num_missing(match.num_blocks, match.num_held, num_tokens)
-        left = self._watermark_blocks if self._tables else 0
+        left = self._watermark_pages if self._tables else 0
         return left + revived + self._num_promised + needed - self._pool.num_available
 
     def _yield(self, count: int, must: bool) -> bool:

@@ -209,7 +209,6 @@ class NoPrefixCache:
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """Longest cached prefix: its `num_blocks` leading blocks are available in every group.
-
     `block_ids[group]` has `num_blocks` entries, 32 bits each. The first `num_dropped[group]` are the null block: the
     group's next query does not attend there.
     """

@@ -1,4 +1,4 @@
-"""Pinned blocks: contents promised to stay available until a deadline.
+"""Pinned blocks: contents promised to stay available until a deadline; `pinned_prefixes` decides which.
 
 Each is in a block of the pool that is not evicted (up to a share of the pool), in the host tier as a copy, or both; so
 no more is promised than both can hold. A promise is broken in one case only: if a live request could never run
@@ -21,11 +21,13 @@ _MAX_STALE_ENDS = 64  # deadlines that were extended, kept beside those that cou
 
 @dataclass(frozen=True, slots=True)
 class PromisedUsage:
-    """Current numbers, and totals since start.
+    """Current numbers of pages, and totals since start.
 
-    All but `num_broken` are numbers of pages. num_pinned: of contents promised. num_host: of the part of them with a
-    copy in the host tier, which has `num_slots`. num_moved, num_restored: copied to the host tier and back, in total.
-    num_broken: total promises broken.
+    Args:
+        num_pinned: pages of contents promised.
+        num_host: pages with a copy in the host tier, which has `num_slots`.
+        num_moved, num_restored: pages copied to the host tier and back, in total.
+        num_broken: promises broken, in total.
     """
 
     num_pinned: int = 0

@@ -1,8 +1,9 @@
 """Layout of the KV on each rank of a worker, and which bytes two workers of different layouts have to exchange.
 
 All ranks have the same blocks; a rank's pages have its own heads, and with pipeline stages the layers of its stage
-only. State without heads, such as latents, is not divided: the ranks share one copy, as if there were one rank. Pure
-arithmetic: bytes are named by their page of a block and their offset there.
+only. State without heads, such as latents, is not divided: the ranks share one copy, as if there were one rank. A
+rectangle is a range of layers, heads and blocks; a slice, the one that a rank pulls from one rank of the source
+(`architecture.rectangles`). Pure arithmetic: bytes are named by their page of a block and their offset there.
 """
 
 import math
@@ -58,7 +59,7 @@ class RankedLayout:
 
     @property
     def width(self) -> int:
-        """Number of ranks that divide the heads of a layer."""
+        """Number of ranks of a stage, which divide the heads of a layer."""
         return self.num_ranks // max(1, len(self.stages))
 
     @cached_property

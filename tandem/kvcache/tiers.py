@@ -22,11 +22,10 @@ class HostMove:
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """A copy into the block of entry `index` of KV group `group` in a request's block table.
+    """A copy into the block of entry `index` of KV group `group` in a request's block table: page by page, into
+    `pages`. The source are `slots` or, if there are none, the pool's block `source_id` of `source_pages`.
 
-    Page by page, into `pages`. The source are slots or, where there are none, the pool's block `source_id` of
-    `source_pages`, which the request cannot share directly since its prefix is only complete with the host tier's
-    blocks.
+    The request cannot share that block directly, since its prefix is only complete with the host tier's blocks.
     """
 
     group: int

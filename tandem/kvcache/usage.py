@@ -37,12 +37,12 @@ class HeldState:
 
     Args:
         num_bytes: of the layers' state, as far as the next query reads it.
-        page_bytes: of all pages that they hold (not of one page), including unused bytes and checkpoints (recurrent
-            states kept for later requests).
+        held_page_bytes: of all pages that they hold, including unused bytes and checkpoints (recurrent states kept for
+            later requests).
     """
 
     num_bytes: int = 0
-    page_bytes: int = 0
+    held_page_bytes: int = 0
 
     @classmethod
     def of(cls, layout: KVLayout, tables: Iterable[tuple[BlockTable, int]]) -> "HeldState":

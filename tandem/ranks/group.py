@@ -123,8 +123,8 @@ class RankGroup:
         """Seconds since each rank's last heartbeat; () = the group is being formed."""
         return self._epoch.silent_s
 
-    def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        pages = self._system.take_kv(self._kv_memory, num_parts, num_blocks, page_bytes)
+    def take_pages(self, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
+        pages = self._system.take_kv(self._kv_memory, num_parts, num_pages, page_bytes)
         if self._hosts is not None:
             self._hosts.set_kv_bytes(pages.nbytes)
         return pages

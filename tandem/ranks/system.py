@@ -74,8 +74,8 @@ class RankSystem(Protocol):
         """Makes memory for the KV of all ranks, as yet without a size."""
         ...
 
-    def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Sets the size of that memory, once, and maps it: [num_parts, num_blocks, page_bytes] uint8."""
+    def take_kv(self, memory: int, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """Sets the size of that memory, once, and maps it: [num_parts, num_pages, page_bytes] uint8."""
         ...
 
     def make_links_memory(self, num_ranks: int, num_sections: int) -> int:
@@ -103,9 +103,9 @@ class OwnSystem:
     def make_kv_memory(self) -> int:
         return shared_pages.make_memory()
 
-    def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        shared_pages.set_size(memory, num_parts * num_blocks * page_bytes)
-        return shared_pages.map_pages(memory, num_parts, num_blocks, page_bytes)
+    def take_kv(self, memory: int, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
+        shared_pages.set_size(memory, num_parts * num_pages * page_bytes)
+        return shared_pages.map_pages(memory, num_parts, num_pages, page_bytes)
 
     def make_links_memory(self, num_ranks: int, num_sections: int) -> int:
         return make_links_memory(num_ranks, num_sections)

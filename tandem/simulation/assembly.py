@@ -94,7 +94,7 @@ class EngineParts:
             layout,
             sizes.num_blocks,
             max_chunk_tokens=sizes.max_num_batched_tokens,
-            watermark_blocks=int(sizes.num_blocks * 0.01),
+            watermark_pages=int(sizes.num_blocks * 0.01),
             pin_share=_PIN_SHARE,
             emit=self.emit,
         )

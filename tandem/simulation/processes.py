@@ -171,7 +171,7 @@ async def serving_simulated_worker(
         ranked=assembly.pages.ranked,
         block_size=assembly.arena.layout.block_size,
         block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
-        num_blocks=assembly.arena.num_blocks,
+        num_blocks=assembly.arena.num_pages,
         clock=node,
         credentials=credentials,
         num_ranks=settings.num_ranks,

@@ -189,9 +189,9 @@ class SimulatedRankSystem:
     def make_kv_memory(self) -> int:
         return next(self._numbers)
 
-    def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
+    def take_kv(self, memory: int, num_parts: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         assert memory not in self.kv
-        self.kv[memory] = torch.zeros(num_parts, num_blocks, page_bytes, dtype=torch.uint8)
+        self.kv[memory] = torch.zeros(num_parts, num_pages, page_bytes, dtype=torch.uint8)
         return self.kv[memory]
 
     def make_links_memory(self, num_ranks: int, num_sections: int) -> int:

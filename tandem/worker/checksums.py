@@ -73,13 +73,15 @@ class PageChecksums:
         """Checksums of blocks that this worker has read: for each block one for each of our ranks. `source`: division
         of the source among ranks. Raises `TransportError` if pages of another host cannot be read.
         """
-        return self._bytes.crc32s(list(chain.from_iterable(self._pages.own(*block, source) for block in blocks)))
+        return self._bytes.crc32s(
+            list(chain.from_iterable(self._pages.parts_filled(*block, source) for block in blocks))
+        )
 
     def as_read(self, blocks: Iterable[GroupBlock], reader: Parts) -> list[int]:
         """Checksums of blocks that a peer has read here: for each block one for each rank of the reader, divided as
         `reader`.
         """
-        return self._bytes.crc32s(list(chain.from_iterable(self._pages.as_read(*block, reader) for block in blocks)))
+        return self._bytes.crc32s(list(chain.from_iterable(self._pages.parts_read(*block, reader) for block in blocks)))
 
 
 def _by_place(spans: Iterable[NumberSpan]) -> dict[tuple[int, int, str], list[int]]:

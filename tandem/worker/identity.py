@@ -82,7 +82,7 @@ def blank_state(
 ) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout, limits = assembly.engine, assembly.arena.layout, assembly.engine.limits
-    num_pages, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
+    num_pages, num_parts = assembly.arena.num_pages - 1, assembly.pages.ranked.num_ranks
     num_blocks = layout.token_blocks(num_pages, limits.max_model_len, limits.max_num_batched_tokens)
     return WorkerState(
         worker_id=worker_id,

@@ -194,7 +194,7 @@ async def serving_worker(
             ranked=assembly.pages.ranked,
             block_size=assembly.arena.layout.block_size,
             block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
-            num_blocks=assembly.arena.num_blocks,
+            num_blocks=assembly.arena.num_pages,
             clock=clock,
             num_ranks=settings.num_ranks,
             ranks=partial(report_of, ranks),
@@ -349,7 +349,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         core.metrics.observe_promised(reports.promised, core.block_bytes)
         core.metrics.observe_drafts(reports.drafts)
         core.metrics.observe_reads(reports.read_bytes)
-        core.metrics.observe_held(reports.held.num_bytes, reports.held.page_bytes)
+        core.metrics.observe_held(reports.held.num_bytes, reports.held.held_page_bytes)
         ranks = core.ranks()
         if ranks is not None and ranks.experts is not None:
             core.metrics.observe_experts(ranks.experts)

@@ -273,7 +273,7 @@ def test_rotate_does_what_rope_and_write_does_with_queries(
 
 
 def balanced(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """As `Kernels.balanced` says, in the dtype of `logits`."""
+    """As `Kernels.sinkhorn` says, in the dtype of `logits`."""
     mix = logits.softmax(-1) + eps
     mix = mix / (mix.sum(1, keepdim=True) + eps)
     for _ in range(iterations - 1):
@@ -289,9 +289,9 @@ def test_rows_and_columns_are_divided_by_their_sums_in_turn(
 ) -> None:
     numbers = strided(4 * normal(40, count, size * size).float())
     logits = numbers.view(count, size, size) if count else numbers.new_empty(0, size, size)
-    mix = kernels.balanced(logits, iterations, 1e-6)
+    mix = kernels.sinkhorn(logits, iterations, 1e-6)
     assert_close(mix, balanced(logits.double(), iterations, 1e-6), 10.0)
     if iterations > 1:
         torch.testing.assert_close(mix.sum(1), torch.ones(count, size), rtol=0, atol=1e-5)
-    alone = [kernels.balanced(each[None], iterations, 1e-6) for each in logits]
+    alone = [kernels.sinkhorn(each[None], iterations, 1e-6) for each in logits]
     assert all(torch.equal(one[0], other) for one, other in zip(alone, mix, strict=True))

@@ -71,7 +71,7 @@ async def card_of(address: str, secret: bytes, model: Path) -> Card:
             compatibility=compatibility_of(assembly),
             site={},
             cards={},
-            num_blocks=assembly.arena.num_blocks,
+            num_blocks=assembly.arena.num_pages,
         )
         cards = (await client.greet(greeting)).cards
     finally:

@@ -86,14 +86,14 @@ def bench_of(
     aging_steps: int = 50,
     max_model_len: int = 1000,
     prefix_caching: bool = True,
-    watermark_blocks: int = 0,
+    watermark_pages: int = 0,
     checks_kv: bool = True,
     failing: frozenset[str] = frozenset(),
     acceptance: float | None = None,
 ) -> Bench:
     layout = layout or layout_of(None)
     kv = KVCacheManager(
-        layout, num_blocks, max_chunk_tokens=budget, prefix_caching=prefix_caching, watermark_blocks=watermark_blocks
+        layout, num_blocks, max_chunk_tokens=budget, prefix_caching=prefix_caching, watermark_pages=watermark_pages
     )
     config = SchedulerConfig(budget, num_running, num_waiting, max_model_len, aging_steps)
     return Bench(Scheduler(config, kv), kv, FakeExecutor(layout if checks_kv else None, failing, acceptance))

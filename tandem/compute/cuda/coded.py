@@ -43,7 +43,7 @@ class CodedProducts:
     def linear(
         self, x: torch.Tensor, matrix: CodedMatrix, bias: torch.Tensor | None, out_dtype: torch.dtype | None
     ) -> torch.Tensor:
-        """See `Kernels.coded_linear`."""
+        """Rows times the matrix transposed, plus bias, see `Kernels.coded_linear`."""
         out = torch.empty(x.shape[0], matrix.shape[0], dtype=out_dtype or x.dtype, device=x.device)
         if out.numel():
             partials = self._product(x, matrix, out, bias)
@@ -63,7 +63,7 @@ class CodedProducts:
         gate_bias: torch.Tensor | None,
         up_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Kernels.coded_gated_linear`."""
+        """`activation(x @ gate.T) * (x @ up.T)`, see `Kernels.coded_gated_linear`."""
         out = torch.empty(x.shape[0], gate.shape[0], dtype=x.dtype, device=x.device)
         if out.numel():
             self._kernels.gated_combine_kernel[_combine_grid(out)](

@@ -1,7 +1,7 @@
 """Routed experts of a layer as three Triton kernels, without waiting for the device.
 
-Pairs of token and expert are sorted by expert; a tile of pairs is multiplied by the tensors of its expert, whose
-addresses are in a table. So only chosen experts are read, and the sizes of launches depend on shapes alone.
+Pairs of token and expert are sorted by expert; a tile of pairs is multiplied by the tensors of its expert, which the
+kernels read by address. So only chosen experts are read, and the sizes of launches depend on shapes alone.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class TritonExperts:
     Args:
         products: multiplies by single quantised matrices; packs them.
         activation, clamp: as in a `GatedSpec`.
-        experts: experts for which `experts_refusal` is None; they are kept alive, since the table has their addresses.
+        experts: experts for which `experts_refusal` is None; they are kept alive, since kernels read them by address.
     """
 
     def __init__(

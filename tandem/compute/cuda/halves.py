@@ -75,7 +75,9 @@ _BY_OUTPUT = ("codes", "scales", "offsets", "super_scales", "super_offsets")
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """Way of decoding 4-bit codes. `added`: number added to a code, if the numbers are consecutive integers."""
+    """Way of decoding codes; `form` as numbered in `triton_numbers`. `added`: number added to a code, if the table's
+    numbers are consecutive integers.
+    """
 
     form: int
     added: int = 0
@@ -114,5 +116,5 @@ def _form_of(numbers: tuple[float, ...]) -> TableForm:
 
 
 def value_form(values: torch.Tensor | None) -> int:
-    """Form in which scales or offsets are stored."""
+    """Form in which scales or offsets are stored, as numbered in `triton_numbers`."""
     return 0 if values is None else _VALUE_FORMS.get(values.dtype, 0)

@@ -119,7 +119,7 @@ class TritonKernels(TorchKernels):
     ) -> None:
         kv = (k, v, slot_mapping, k_cache, v_cache)
         norms = {"q_norm": q_norm, "k_norm": k_norm}
-        if not rows.turn(q, kv, cos, sin, positions, **norms, norm_eps=norm_eps, unit_offset=unit_offset):
+        if not rows.rope(q, kv, cos, sin, positions, **norms, norm_eps=norm_eps, unit_offset=unit_offset):
             super().rope_and_write(
                 q, k, v, cos, sin, positions, slot_mapping, k_cache, v_cache,
                 **norms, norm_eps=norm_eps, unit_offset=unit_offset,
@@ -136,7 +136,7 @@ class TritonKernels(TorchKernels):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        if not rows.turn(
+        if not rows.rope(
             q, None, cos, sin, positions, q_norm=norm, k_norm=None, norm_eps=norm_eps, unit_offset=unit_offset
         ):
             super().rotate(q, cos, sin, positions, norm=norm, norm_eps=norm_eps, unit_offset=unit_offset)

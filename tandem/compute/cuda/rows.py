@@ -18,7 +18,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """See `Kernels.gated_product`; None = not supported."""
+    """`activation(gate) * up`, see `Kernels.gated_product`; None = not supported."""
     if gate.shape != up.shape or gate.dtype not in _FLOATS:
         return None
     gates, ups = _rows(gate), _rows(up)
@@ -39,7 +39,7 @@ def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, unit_offset: bool
 ) -> torch.Tensor | None:
-    """See `Kernels.rms_norm`; None = not supported."""
+    """Root-mean-square norm of each row, see `Kernels.rms_norm`; None = not supported."""
     if x.dtype not in _FLOATS or x.shape[-1] > MAX_ROW or weight.stride() != (1,):
         return None
     rows, sums = _rows(x), None if residual is None else _rows(residual)
@@ -57,7 +57,7 @@ def rms_norm(
     return out
 
 
-def turn(
+def rope(
     q: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None,
     cos: torch.Tensor,
@@ -69,8 +69,9 @@ def turn(
     norm_eps: float,
     unit_offset: bool,
 ) -> bool:
-    """See `Kernels.rope_and_write`; without `kv` see `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V.
-    Returns whether it was done; False = not supported, and nothing has changed.
+    """Rotates `q` and k by their positions and writes K and V into the cache, as `Kernels.rope_and_write`; without `kv`
+    only rotates `q`, as `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V. Returns whether it was done;
+    False = not supported, and nothing has changed.
     """
     k, v, slots, k_cache, v_cache = (q, q, positions, q, q) if kv is None else kv
     num_kv_heads, block_size = (0, 1) if kv is None else (k.shape[1], k_cache.shape[2])
@@ -87,7 +88,7 @@ def turn(
     if num_tokens == 0:
         return True
     tile, rest = _power_of_two(half), head_dim - 2 * half
-    _kernels().turn_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+    _kernels().rope_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
         q, k, v, cos, sin, positions, slots, k_cache, v_cache,
         q if q_norm is None else q_norm, q if k_norm is None else k_norm, norm_eps,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), *strides,

@@ -1,4 +1,4 @@
-"""Triton kernels for products with quantised weights.
+"""Triton kernels for products with quantised weights. `sum_of_split` describes the parameters.
 
 A group of inputs (128 of a longer one) is summed from zero by a matrix product of exact numbers, times its scale, and
 added to its split of 1,024 inputs in order; then its offset times the sum of its inputs. Splits are added in order, by
@@ -34,11 +34,11 @@ def sum_of_split(
     x: tl.tensor,  # pointer
     token_rows: tl.tensor,  # [TILE_T] int64: where the tokens' rows begin
     in_tokens: tl.tensor,  # [TILE_T] bool
-    sums: tl.tensor,  # pointer [num_tokens, spans] float32, read where there are offsets
+    sums: tl.tensor,  # pointer [num_tokens, spans] float32
     sum_rows: tl.tensor,  # [TILE_T] int64
     outputs: tl.tensor,  # [TILE_N]: numbers of rows of the matrix
     in_outputs: tl.tensor,
-    codes: tl.tensor,  # pointers: as `CodedMatrix` in halves has them, floats of 8 bits as uint8
+    codes: tl.tensor,  # pointer, as the next five
     scales: tl.tensor,
     super_scales: tl.tensor,
     offsets: tl.tensor,
@@ -46,10 +46,10 @@ def sum_of_split(
     table: tl.tensor,
     factor: tl.tensor,
     inputs: tl.tensor,
-    width: tl.tensor,  # bytes of a row of codes
-    GROUP: tl.constexpr,  # inputs of a scale; 0 = all
+    width: tl.tensor,
+    GROUP: tl.constexpr,
     SUPER: tl.constexpr,
-    SPAN: tl.constexpr,  # inputs that lie together: two halves of a byte, or a byte each
+    SPAN: tl.constexpr,
     SPLIT: tl.constexpr,
     FORM: tl.constexpr,
     ADDED: tl.constexpr,
@@ -60,7 +60,18 @@ def sum_of_split(
     TILE_T: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """[TILE_N, TILE_T] float32: sums over one split of the inputs."""
+    """[TILE_N, TILE_T] float32: sums over one split of the inputs.
+
+    Args:
+        sums: sums of inputs that share an offset, which multiplies them; read if HAS_OFFSETS.
+        codes, scales, super_scales, offsets, super_offsets, table, factor: of a `CodedMatrix` packed in halves, see
+            `halves`; floats of 8 bits as uint8.
+        inputs, width: number of inputs, and bytes of a row of codes (or floats, if FORM is FLOATS).
+        GROUP, SUPER: inputs that share a scale (0 = all), and that share the unit of int8 scales (0 = none).
+        SPAN, SPLIT: inputs that lie together in memory, and inputs that are summed from zero, see `halves`.
+        FORM, ADDED: how codes are decoded, see `triton_numbers`; so for scales and offsets their own FORM.
+        TILE_N, TILE_T: outputs and tokens of a tile. PRECISION: of `tl.dot`.
+    """
     IS_HALVED: tl.constexpr = FORM >= UINT4
     STEP: tl.constexpr = SPAN // 2 if IS_HALVED else SPAN  # bytes of a span, and inputs of a matrix product
     NUM_PARTS: tl.constexpr = 2 if IS_HALVED and GROUP == STEP else 1  # scales of a span

@@ -1,8 +1,10 @@
 """Triton kernels for routed experts: pairs of token and expert are sorted by expert, and a program multiplies a tile of
 one expert's pairs.
 
-The tensors of each expert stay where they were loaded; a table has their addresses. Experts that are not chosen are not
-read. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
+The tensors of each expert stay where they were loaded; `addresses` has a pointer to each, `factors` the factor of each
+matrix. Experts that are not chosen are not read. A *place* is the index of a pair in sorted order. Parameters without a
+comment are as in `triton_coded.sum_of_split`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run
+on an H200 (decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -112,8 +114,8 @@ def experts_kernel(
     sums: tl.tensor,  # [rows, spans] float32, read where there are offsets
     order: tl.tensor,  # [num_pairs] int64: number of the pair at each place, tokens * top_k + its choice
     starts: tl.tensor,  # [num_experts + 1] int64: place of each expert's first pair
-    addresses: tl.tensor,
-    factors: tl.tensor,
+    addresses: tl.tensor,  # [num_experts, MATRICES, PARTS] int64
+    factors: tl.tensor,  # [num_experts, MATRICES] float32
     codes: tl.tensor,
     scales: tl.tensor,
     super_scales: tl.tensor,
@@ -127,7 +129,7 @@ def experts_kernel(
     width: tl.tensor,
     x_stride: tl.tensor,
     num_spans: tl.tensor,
-    alpha: tl.tensor,
+    alpha: tl.tensor,  # of a `Clamp`, as the next two
     limit: tl.tensor,
     shift: tl.tensor,
     TOP_K: tl.constexpr,

@@ -1,7 +1,8 @@
 """Triton kernel for latent attention (DeepSeek-V2, arXiv:2405.04434, absorbed): every row is the key of all heads, and
 its latent is the value, so a tile of rows is read once for both.
 
-A query's arithmetic depends on its own request only: splits start at fixed positions. Their sums are added by
+A row has RANK numbers of the latent and ROTARY of the rotated key; the other parameters are as in `triton_paged`. A
+query's arithmetic depends on its own request only: splits start at fixed positions. Their sums are added by
 `triton_paged.combine_kernel`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200
 (decision 116).
 """

@@ -10,14 +10,14 @@ all hold. Numbers of any other table are rounded to the dtype of the rows.
 import triton
 import triton.language as tl
 
-INT8 = tl.constexpr(0)
+INT8 = tl.constexpr(0)  # this and the next five are forms of codes (FORM of the kernels)
 E4M3 = tl.constexpr(1)
 FLOATS = tl.constexpr(2)  # numbers in the rows' dtype, without scales
 UINT4 = tl.constexpr(3)  # integers: code + ADDED; this form and the next two have two codes in a byte
 E2M1 = tl.constexpr(4)
 TABLE4 = tl.constexpr(5)
 
-FLOAT = tl.constexpr(0)
+FLOAT = tl.constexpr(0)  # scales and offsets as they are; this and the next three are their forms
 POWER = tl.constexpr(1)  # float8_e8m0fnu
 SMALL_FLOAT = tl.constexpr(2)  # float8_e4m3fn
 MULTIPLE = tl.constexpr(3)  # int8, times a float that several groups share

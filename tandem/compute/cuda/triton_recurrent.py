@@ -59,7 +59,14 @@ def recur_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ) -> None:
-    """One program per (request, head, tile of rows). All inputs are contiguous."""
+    """One program per (request, head, tile of rows). All inputs are contiguous, as in `RecurrenceInputs`,
+    `RecurrenceParams` and `RecurrentBatch`.
+
+    Args:
+        BY_COLUMN, BY_RATE: whether `a`, and `a_log`, have a number for each column of a head's matrix, not one a head.
+        IS_DELTA: whether the delta rule is computed (`b` is read), else Mamba-2.
+        NUM_PAGES, HEADS_PER_PAGE: pages of a block, and matrices in a page.
+    """
     request, head = tl.program_id(0), tl.program_id(1)
     group = head // (NUM_HEADS // NUM_GROUPS)
     rows, columns = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)

@@ -1,8 +1,9 @@
 """Triton kernels that compute each row separately: norms, gated products, and rotary embedding with the write of K and
 V.
 
-One program computes a row, with tiles that depend on its shape alone, so its bits do not depend on other rows. Numbers
-are float32 in registers and rounded once. Checked on CPU in interpreter mode and compiled for NVIDIA targets.
+One program computes a row, with tiles that depend on its shape alone, so its bits do not depend on other rows.
+With UNIT_OFFSET a norm multiplies by `1 + weight`, as Gemma's. Numbers are float32 in registers and rounded once.
+Checked on CPU in interpreter mode and compiled for NVIDIA targets.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -75,7 +76,7 @@ def gated_kernel(
 
 # NOTE: vectors of a step are not specialised on their alignment, so that every batch runs the same binary.
 @triton.jit(do_not_specialize=["positions", "slots"])
-def turn_kernel(
+def rope_kernel(
     q: tl.tensor,  # [num_tokens, NUM_HEADS, head_dim]
     k: tl.tensor,  # [num_tokens, NUM_KV_HEADS, head_dim]
     v: tl.tensor,
@@ -100,8 +101,8 @@ def turn_kernel(
     stride_slot: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,  # of the elements that are turned
-    REST: tl.constexpr,  # elements that are not
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_HALF: tl.constexpr,
     TILE_REST: tl.constexpr,
@@ -109,11 +110,17 @@ def turn_kernel(
     HAS_K_NORM: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
 ) -> None:
-    """Rotates, and for K and V writes, one head of one token; heads of q come first, then those of k, then of v."""
+    """Rotates one head of q or k of one token in place, and writes one of k or v into its slot of the cache; heads of q
+    come first, then those of k, then of v.
+
+    Args:
+        HALF, REST: of a head, element i < HALF is rotated with element i + HALF; the last REST are not rotated.
+        stride_angle: of `cos` and `sin`, from a position to the next.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if head < NUM_HEADS:
         at = q + token * q_stride_token + head * q_stride_head
-        _turn(at, at, q_norm, cos, sin, positions, token, eps, stride_angle, False,
+        _rope(at, at, q_norm, cos, sin, positions, token, eps, stride_angle, False,
               HALF, REST, TILE_HALF, TILE_REST, HAS_Q_NORM, UNIT_OFFSET)  # fmt: skip
     elif NUM_KV_HEADS > 0:
         slot = tl.load(slots + token)
@@ -122,7 +129,7 @@ def turn_kernel(
         if head < NUM_HEADS + NUM_KV_HEADS:
             kv_head = head - NUM_HEADS
             at = k + token * k_stride_token + kv_head * k_stride_head
-            _turn(at, k_cache + kept + kv_head * stride_kv_head, k_norm, cos, sin, positions, token, eps, stride_angle,
+            _rope(at, k_cache + kept + kv_head * stride_kv_head, k_norm, cos, sin, positions, token, eps, stride_angle,
                   is_kept, HALF, REST, TILE_HALF, TILE_REST, HAS_K_NORM, UNIT_OFFSET)  # fmt: skip
         else:
             kv_head = head - NUM_HEADS - NUM_KV_HEADS
@@ -141,8 +148,8 @@ def _copy(source: tl.tensor, target: tl.tensor, at: tl.tensor, mask: tl.tensor) 
 
 
 @triton.jit
-def _turn(
-    at: tl.tensor,  # pointer: a head of a token, turned in place
+def _rope(
+    at: tl.tensor,  # pointer: a head of a token, rotated in place
     kept: tl.tensor,  # pointer: where it is stored once more if is_kept
     norm: tl.tensor,
     cos: tl.tensor,
@@ -174,12 +181,12 @@ def _turn(
     cosines = tl.load(cos + angle, mask=in_half, other=0.0)
     sines = tl.load(sin + angle, mask=in_half, other=0.0)
     dtype = at.dtype.element_ty
-    turned_first = (first * cosines - second * sines).to(dtype)
-    turned_second = (second * cosines + first * sines).to(dtype)
-    tl.store(at + halves, turned_first, mask=in_half)
-    tl.store(at + HALF + halves, turned_second, mask=in_half)
-    tl.store(kept + halves, turned_first, mask=in_half & is_kept)
-    tl.store(kept + HALF + halves, turned_second, mask=in_half & is_kept)
+    rotated_first = (first * cosines - second * sines).to(dtype)
+    rotated_second = (second * cosines + first * sines).to(dtype)
+    tl.store(at + halves, rotated_first, mask=in_half)
+    tl.store(at + HALF + halves, rotated_second, mask=in_half)
+    tl.store(kept + halves, rotated_first, mask=in_half & is_kept)
+    tl.store(kept + HALF + halves, rotated_second, mask=in_half & is_kept)
     if REST > 0:
         tl.store(at + 2 * HALF + rest, passed.to(dtype), mask=in_rest)
         tl.store(kept + 2 * HALF + rest, passed.to(dtype), mask=in_rest & is_kept)

@@ -44,7 +44,9 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
 
 
 class NativeKernels(NativeCodedProducts):
-    """Implements `Kernels` with the compiled functions, and paged attention. Stateless and safe to share."""
+    """Implements `Kernels` (`compute.ops` describes its methods) with the compiled functions, and paged attention.
+    Stateless and safe to share.
+    """
 
     name = "native"
 
@@ -192,7 +194,7 @@ class NativeKernels(NativeCodedProducts):
         )
         return out
 
-    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    def sinkhorn(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
         num_tokens, size, _ = logits.shape
         out = logits.new_empty(num_tokens, size, size)
         assert logits.dtype == torch.float32

@@ -22,7 +22,9 @@ CODED_ROWS_FIELDS = "dtype weights indices out n threads"
 
 
 class NativeCodedProducts(NativePacking):
-    """The methods of `Kernels` that multiply by quantised matrices. Stateless."""
+    """The methods of `Kernels` (`compute.ops`) that decode rows of quantised matrices or multiply by these.
+    Stateless.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)

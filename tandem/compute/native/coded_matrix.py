@@ -17,8 +17,8 @@ _pack = struct_of(CODED_FIELDS).pack
 
 
 def serves(matrix: CodedMatrix) -> bool:
-    """Whether the compiled products support the matrix: a block of the sum (`SUM_BLOCK` inputs) has whole groups or
-    lies within one.
+    """Whether the compiled products support the matrix: a block of the sum (`SUM_BLOCK` inputs) has whole groups, of a
+    multiple of 8 inputs, or lies within one.
     """
     group, (outputs, inputs) = matrix.group_size, matrix.shape
     is_whole_row = group >= inputs

@@ -142,7 +142,7 @@ class _Segment:
 
 
 class SharedPipe(_Segment):
-    """Implements `StagePipe` between two ranks, of which rank 0 sends and rank 1 receives."""
+    """Implements `StagePipe` (`compute.collectives`) between two ranks, of which rank 0 sends and rank 1 receives."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -165,7 +165,9 @@ class SharedPipe(_Segment):
 
 
 class SharedExchange(_Segment):
-    """Implements `Collectives`. Only one thread may exchange at a time; any thread may call `end`."""
+    """Implements `Collectives`, whose methods `compute.collectives` describes. Only one thread may exchange at a time;
+    any thread may call `end`.
+    """
 
     def __init__(self, *args: Any, library: ctypes.CDLL | None = None, **options: Any) -> None:
         super().__init__(*args, **options)

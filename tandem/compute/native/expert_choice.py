@@ -1,4 +1,4 @@
-"""Expert choice of a router as one compiled call, for the rules that the compiled function supports."""
+"""Choice of each token's experts from a router's logits, as one compiled call, for the rules that it supports."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,7 @@
-"""Compiled choice of the best tokens, or entries, by index keys (sparse attention)."""
+"""Compiled choice in sparse attention: for each query the `top_k` tokens, or entries, with the best index keys.
+
+`IndexQueries` says how a key is scored. An entry is a row that stands for a span of several tokens (DeepSeek-V4).
+"""
 
 import torch
 
@@ -15,7 +18,7 @@ MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
 
 
 class IndexChoice:
-    """Chooses by index keys on the CPU; a key has a multiple of 8 numbers, up to 1,024.
+    """Function that chooses by index keys on the CPU; a key has a multiple of 8 numbers, up to 1,024.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine.

@@ -1,8 +1,8 @@
 """Mirror of a group's exchanges on one of its hosts: ranks of this host read data published by those of other hosts.
 
 The ranks exchange through memory of their host (`links`). The hosts' processes send what is published in it to each
-other, and write what they receive into it. If there are several stages, exchanges within a stage stay on one host,
-since each host has whole stages.
+other, and write what they receive into it: by *lane*, which is one rank's data in one exchange or pipe. If there are
+several stages, exchanges within a stage stay on one host, since each host has whole stages.
 """
 
 from collections.abc import Sequence
@@ -53,9 +53,8 @@ class LinksMirror:
     """Mirror of all data that cross hosts of a group: the exchange of all ranks, and pipes between stages on different
     hosts.
 
-    A *lane* is one rank's data in one exchange or pipe. In a group of n ranks, lane r belongs to rank r in the exchange
-    of all ranks. Lane n + r is its end of the pipe to the next stage, and lane 2 n + r its end of the pipe from the
-    stage before.
+    In a group of n ranks, lane r belongs to rank r in the exchange of all ranks. Lane n + r is its end of the pipe to
+    the next stage, and lane 2 n + r its end of the pipe from the stage before.
 
     Args:
         descriptor: of memory made by `make_links_memory`; may be closed afterwards.

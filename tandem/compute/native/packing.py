@@ -18,7 +18,7 @@ STRIP = 16  # outputs
 
 
 class NativePacking:
-    """The methods of `Kernels` that pack weights. Stateless."""
+    """The methods of `Kernels` (`compute.ops`) that pack weights. Stateless."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._pack = bind(library, "tandem_pack", PACK_FIELDS)

@@ -1,6 +1,8 @@
-"""Backends of sparse latent attention and of attention to entries on the CPU, with the compiled choice and attention.
+"""Sparse attention on the CPU: adds the compiled choice (top-k selection by index keys) to the attention of its bases.
 
-A query's choice and result do not depend on how its prompt is divided or what shares its step.
+`NativeIndexedBackend` chooses tokens, whose latents its base attends to (DeepSeek-V3.2). `NativeEntriesBackend` chooses
+entries, rows that each stand for several tokens (DeepSeek-V4). Both attend with the compiled `NativeBackend`. A query's
+choice and result do not depend on how its prompt is divided or what shares its step.
 """
 
 import torch
@@ -25,11 +27,11 @@ class NativeIndexedBackend(ChosenRowsAsKV):
         self._choice = _load_choice(device)
 
     def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Reason why it cannot serve such a layer; None = it can."""
+        """Reason why it cannot serve such a layer (its sizes, the device, missing kernels); None = it can."""
         return _refusal(spec.index_dim) or super().refuses(spec, block_size, softcap, sinks=sinks)
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose`."""
+        """Positions of the best tokens, see `IndexedLatentBackend.choose`."""
         assert self._choice is not None, "refused"
         assert latents.index_keys is not None
         return self._choice(index, latents.index_keys, batch, top_k, block_size=latents.index_keys.shape[1])
@@ -45,11 +47,11 @@ class NativeEntriesBackend(EntriesAsKV):
         self._choice = _load_choice(device)
 
     def refuses(self, spec: EntriesSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Reason why it cannot serve such a layer; None = it can."""
+        """Reason why it cannot serve such a layer (its sizes, the device, missing kernels); None = it can."""
         return _refusal(spec.index_dim) or super().refuses(spec, block_size, softcap, sinks=sinks)
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `EntriesBackend.choose`."""
+        """Indices of the best entries, see `EntriesBackend.choose`."""
         assert self._choice is not None, "refused"
         assert entries.index_keys is not None
         size, span = entries.block_size, entries.span
@@ -57,7 +59,7 @@ class NativeEntriesBackend(EntriesAsKV):
 
 
 def _load_choice(device: torch.device) -> IndexChoice | None:
-    """The compiled choice; None if it is not available. Then attention is not either, and refuses with the reason."""
+    """The compiled choice; None = it is not available. Then attention is not either, and `refuses` says why."""
     try:
         return IndexChoice() if device.type == "cpu" else None
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""Fields of the argument structs that Python packs, by compiled function, see `struct_of`. Tests compare with `src`."""
+"""Fields of the argument structs that Python packs (`calls`), by compiled function. Tests compare them with `src`."""
 
 from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS, CODED_ROWS_FIELDS
 from tandem.compute.native.core_board import BORROW_FIELDS, TIME_FIELDS

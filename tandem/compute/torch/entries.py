@@ -1,4 +1,8 @@
-"""Attention to rows and entries (DeepSeek-V4) with an ordinary attention backend; entries are chosen by PyTorch."""
+"""Attention to rows and entries (DeepSeek-V4) with an ordinary attention backend; PyTorch chooses the entries.
+
+A row belongs to one token; an entry is a row that stands for a span of several tokens. A query attends to a window of
+rows and to chosen entries. `native.sparse` derives the CPU's backend from `EntriesAsKV`, with a compiled choice.
+"""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -38,7 +42,9 @@ class EntriesAsKV:
         return QueryBatch.of(batch)
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `EntriesBackend.choose`. A product that is NaN counts as 0, a score that is NaN as the lowest."""
+        """Indices of the best entries, see `EntriesBackend.choose`. A product that is NaN counts as 0, a score that is
+        NaN as the lowest.
+        """
         assert entries.index_keys is not None
         most = min(top_k, batch.max_seq_len // entries.span)
         chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
@@ -63,7 +69,7 @@ class EntriesAsKV:
         params: AttentionParams,
         chosen: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `EntriesBackend.attend`."""
+        """Attention to the window and the entries in one softmax, see `EntriesBackend.attend`."""
         assert params.window is not None
         of_rows, of_entries = batches
         assert len(queries) == len(of_rows.requests) == len(of_entries.requests)

@@ -21,7 +21,7 @@ _DECODED_NUMBERS = 1 << 22  # at a time
 
 
 class TorchKernels:
-    """Implements `Kernels`; stateless."""
+    """Implements `Kernels`, whose methods `compute.ops` describes; stateless."""
 
     name = "torch"
 
@@ -118,7 +118,7 @@ class TorchKernels:
         wide = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
         return wide.mul_(up).to(gate.dtype)
 
-    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    def sinkhorn(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
         """NOTE: sums are added one by one, which a reduction need not do in the same order for every shape."""
         mix = logits.softmax(-1) + eps
         for i in range(iterations):

@@ -1,4 +1,8 @@
-"""Reference implementation of sparse latent attention, on any device."""
+"""Reference implementation of sparse latent attention, on any device.
+
+Adds the choice of tokens (top-k selection by index keys), computed literally in float64. Attention to them is
+`ChosenRowsAsKV`'s, with the reference backend.
+"""
 
 from collections.abc import Iterator
 
@@ -21,7 +25,9 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
         super().__init__(ReferenceBackend(device))
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose`. A product that is NaN counts as 0, a score that is NaN as the lowest."""
+        """Positions of the best tokens, see `IndexedLatentBackend.choose`. A product that is NaN counts as 0, a score
+        that is NaN as the lowest.
+        """
         assert latents.index_keys is not None
         most = min(top_k, batch.max_seq_len)
         chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)

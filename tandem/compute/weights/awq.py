@@ -27,7 +27,10 @@ _MARKERS = ("qweight", "scales")
 
 @dataclass(frozen=True, slots=True)
 class AwqIntegers:
-    """Implements `Coding`. `group_size`: None = one scale per output."""
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
+
+    `group_size`: None = one scale per output.
+    """
 
     group_size: int | None
     stored: StoredTensors | None  # None = the checkpoint is not open

@@ -29,7 +29,7 @@ _HALF_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class BlocksInARow:
-    """Implements `Coding`.
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
 
     Args:
         kind: "nf4" or "fp4".

@@ -153,7 +153,7 @@ Product = type[CodedWeight]
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
     """Implements `WeightFormat` with a `Coding`. `choice`: decides which weights have it. `has_tables`: embeddings may
-    have it, too. `rounds_rows`: as in a `CodedMatrix`.
+    have it, too. `rounds_rows`: as in a `CodedMatrix`. `product`: class of the loaded weights.
     """
 
     coding: Coding

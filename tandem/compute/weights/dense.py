@@ -14,7 +14,7 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Pieces, Weight, e
 
 @dataclass(frozen=True, slots=True)
 class MatrixWeight:
-    """Implements `Weight` with a float matrix."""
+    """Implements `base.Weight` with a float matrix."""
 
     tensor: torch.Tensor  # [out, in]
     order: Order
@@ -60,7 +60,7 @@ class MatrixWeight:
 
 @dataclass(frozen=True, slots=True)
 class DenseFormat:
-    """Implements `WeightFormat`: one tensor of floats, of which a packed copy can be made."""
+    """Implements `base.WeightFormat`: one tensor of floats, of which a packed copy can be made."""
 
     kernels: Kernels
     name: str = "dense"
@@ -98,7 +98,7 @@ class DenseFormat:
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """Implements `PackedForm`: strips of 16 transposed rows, of the same size and dtype."""
+    """Implements `base.PackedForm`: strips of 16 transposed rows, of the same size and dtype."""
 
     kernels: Kernels
     layout: str = "strips-of-16/1"

@@ -29,7 +29,7 @@ def e2m1_table() -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FourBitFloats:
-    """Implements `Coding`.
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
 
     Args:
         codes, scale: suffixes of the tensors of codes and scales.
@@ -91,7 +91,7 @@ class FourBitFloats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """Implements `Coding`: gpt-oss's MXFP4, all experts of a layer in one tensor, outputs before inputs.
+    """Implements `coded.Coding`: gpt-oss's MXFP4, all experts of a layer in one tensor, outputs before inputs.
 
     `{name}_blocks` uint8 [experts, out, in / 32, 16] and `{name}_scales` uint8 [experts, out, in / 32].
     """

@@ -169,7 +169,7 @@ TYPES: Final[Mapping[str, BlockType]] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """Implements `Coding`: one tensor with rows of blocks as in the GGUF file."""
+    """Implements `coded.Coding`: one tensor with rows of blocks as in the GGUF file."""
 
     type_name: str
     stored: StoredTensors | None  # None = the checkpoint is not open

@@ -42,7 +42,7 @@ _WITHOUT, _WITH = (
 
 @dataclass(frozen=True, slots=True)
 class GptqIntegers:
-    """Implements `Coding`.
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
 
     Args:
         group_size: None = one scale per output.

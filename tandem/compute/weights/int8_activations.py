@@ -20,7 +20,7 @@ _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Int8Product(CodedWeight):
-    """Implements `Weight` for int8 codes with one scale per output, or one for all."""
+    """Implements `base.Weight` for int8 codes with one scale per output, or one for all."""
 
     is_packed: ClassVar[bool] = False
 
@@ -39,7 +39,7 @@ class Int8Product(CodedWeight):
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        codes, scales = rounded_rows(x)
+        codes, scales = quantised_rows(x)
         sums = torch._int_mm(codes, self.coded.codes.T)
         out = sums.float() * scales * (self.coded.scales.float().T * self.coded.factor)
         if bias is not None:
@@ -47,7 +47,7 @@ class Int8Product(CodedWeight):
         return out.to(out_dtype or x.dtype)
 
 
-def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[num_tokens, in] -> int8 of the same shape, and scales, float32 [num_tokens, 1]."""
     wide = x.float()
     scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)

@@ -30,7 +30,7 @@ from tandem.core.errors import CorruptCheckpointError
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Implements `Coding`.
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
 
     Args:
         group_size: None = one scale per row.

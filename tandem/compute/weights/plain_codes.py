@@ -51,7 +51,7 @@ TENSOR, CHANNELS = Blocks(None, None), Blocks(1, None)  # one scale for the tens
 
 @dataclass(frozen=True, slots=True)
 class PlainCodes:
-    """Implements `Coding`.
+    """Implements `coded.Coding`: names the stored tensors of a weight and reads them into a `CodedMatrix`.
 
     Args:
         scale: suffix of the tensor of scales.

@@ -13,7 +13,9 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
 @dataclass(frozen=True, slots=True)
 class _ShardWeight:
-    """Base of a shard's weights, around the rank's `own` weight. No call that fuses several products uses them."""
+    """Base of a shard's weights (`Weight` of `base`), around the rank's `own` weight. No call that fuses several
+    products uses them.
+    """
 
     own: Weight
     collectives: Collectives

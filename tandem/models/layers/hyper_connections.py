@@ -48,7 +48,7 @@ class HyperConnection:
         found = self._weights(stream)
         gates = rowwise_sigmoid(found[:, : 2 * n])
         y = weighted_sum(stream, gates[:, :n] + eps)
-        mix = self._kernels.balanced(found[:, 2 * n :].view(-1, n, n), self._spec.iterations, eps)
+        mix = self._kernels.sinkhorn(found[:, 2 * n :].view(-1, n, n), self._spec.iterations, eps)
         return y if norm is None else norm(y), stream, (2 * gates[:, n:], mix)
 
     def write(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -40,7 +40,7 @@ def test_an_engine_holds_and_reads_what_the_plan_says(family: str, tmp_path: Pat
         engine.step()
     held = engine.load().held
     assert held.num_bytes == pytest.approx(cost.kv_bytes(NUM_TOKENS), rel=WITHIN)
-    assert held.page_bytes >= held.num_bytes
+    assert held.held_page_bytes >= held.num_bytes
     assert engine.counters.read_bytes == pytest.approx((NUM_DECODED - 1) * cost.read_bytes(NUM_TOKENS), rel=WITHIN)
     while engine.has_work:
         engine.step()

@@ -22,7 +22,7 @@ def manager_of(
     *windows: int | None,
     chunk: int = 8,
     prefix_caching: bool = True,
-    watermark_blocks: int = 0,
+    watermark_pages: int = 0,
     emit: Callable[[BlockEvent], None] | None = None,
 ) -> KVCacheManager:
     return KVCacheManager(
@@ -30,7 +30,7 @@ def manager_of(
         num_blocks,
         max_chunk_tokens=chunk,
         prefix_caching=prefix_caching,
-        watermark_blocks=watermark_blocks,
+        watermark_pages=watermark_pages,
         emit=emit,
     )
 
@@ -160,7 +160,7 @@ def test_reviving_cached_blocks_counts() -> None:
 
 
 def test_the_watermark_is_kept_beside_others_only() -> None:
-    manager = manager_of(4, None, watermark_blocks=2)
+    manager = manager_of(4, None, watermark_pages=2)
     assert manager.can_admit(manager.match([], 16), 16)
     admitted(manager, "a", [1] * 4)
     assert manager.can_admit(manager.match([], 4), 4)

@@ -114,7 +114,7 @@ def test_a_stage_has_the_weights_and_the_state_of_its_layers_alone(tmp_path: Pat
         assembly = assemble(share_of(config, 2), ranks=group)
         num_parts, num_blocks, page_bytes = assembly.pages.pages.shape
         assert (num_parts, 2 * page_bytes) == (2, alone.arena.layout.page_bytes)
-        assert num_blocks == alone.arena.num_blocks
+        assert num_blocks == alone.arena.num_pages
         assert [len(assembly.pages.ranked.layout_of(rank).groups[0].layers) for rank in (0, 1)] == [2, 2]
         names = {tensor.name for tensor in assembly.model.tensors()}
         assert names < {tensor.name for tensor in alone.model.tensors()} | {"lm_head.weight"}

@@ -192,7 +192,7 @@ def test_one_that_lacks_blocks_holds_back_those_behind_it() -> None:
 
 
 def test_admission_keeps_the_watermark_unless_nothing_runs() -> None:
-    bench = bench_of(num_blocks=10, budget=64, watermark_blocks=4)
+    bench = bench_of(num_blocks=10, budget=64, watermark_pages=4)
     bench.scheduler.add(request_of("whole", [1] * 30, max_tokens=2))
     bench.step()
     assert bench.scheduler.num_running == 1

@@ -143,7 +143,7 @@ def test_any_traffic_yields_the_same_tokens_and_leaves_nothing(
             num_waiting=rng.choice((3, 1000)),
             max_model_len=LONGEST,
             prefix_caching=prefix_caching,
-            watermark_blocks=rng.choice((0, 2)),
+            watermark_pages=rng.choice((0, 2)),
             acceptance=(None, 0.7, 0.0, 1.0)[seed % 4],
         )
         traffic = Traffic(bench, rng)

@@ -258,7 +258,7 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(
             num_running=6,
             max_model_len=LONGEST,
             prefix_caching=prefix_caching,
-            watermark_blocks=rng.choice((0, 2)),
+            watermark_pages=rng.choice((0, 2)),
         )
         sharing = Sharing(bench, rng)
         sharing.play(400)

@@ -47,11 +47,11 @@ def test_kernels_compile(tmp_path: Path) -> None:
         *("coded_kernel", "sums_kernel", "combine_kernel", "gated_combine_kernel"),
         *("experts_kernel", "weighted_sum_kernel", "latent_kernel"),
         *("recur_kernel", "convolve_kernel", "columns_kernel"),
-        *("norm_kernel", "gated_kernel", "turn_kernel"),
+        *("norm_kernel", "gated_kernel", "rope_kernel"),
     }
     binaries = {each["kernel"]: each["num_binaries"] for each in launches if each["suite"] == "rows"}
     # NOTE: with and without a residual, an activation each, and with K and V or without; none for other batches.
-    assert binaries == {"norm_kernel": 2, "gated_kernel": 2, "turn_kernel": 2}
+    assert binaries == {"norm_kernel": 2, "gated_kernel": 2, "rope_kernel": 2}
     check(launches)
 
 

@@ -72,7 +72,7 @@ def launches(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **kwargs: counted.names.append(self._name)
 
-    for name in ("norm_kernel", "gated_kernel", "turn_kernel"):
+    for name in ("norm_kernel", "gated_kernel", "rope_kernel"):
         monkeypatch.setattr(triton_rows, name, Launched(name))
     attention: Mapping[Any, Any] = {**REFERENCE, next(iter(REFERENCE)): OneLaunch(counted.names)}
     step = stepper(path, TritonKernels(), attention)

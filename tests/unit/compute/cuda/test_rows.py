@@ -28,7 +28,7 @@ def _products() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where Triton declines and leaves the result to PyTorch, so that what is compared is Triton's own."""
-    asked: dict[str, Any] = {name: getattr(rows, name) for name in ("gated_product", "rms_norm", "turn")}
+    asked: dict[str, Any] = {name: getattr(rows, name) for name in ("gated_product", "rms_norm", "rope")}
 
     def served(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ def test_what_is_not_served_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) 
     q, table, positions = normal(2, 4, 8, 2).float().transpose(1, 2), torch.ones(4, 4), torch.arange(4)
     options: dict[str, Any] = {"q_norm": None, "k_norm": None, "norm_eps": 1e-5, "unit_offset": False}
     before = q.clone()
-    assert not rows.turn(q, None, table, table, positions, **options)
+    assert not rows.rope(q, None, table, table, positions, **options)
     assert torch.equal(q, before)
     found, wanted = q.clone(memory_format=torch.preserve_format), q.clone(memory_format=torch.preserve_format)
     OURS.rotate(found, table, table, positions)

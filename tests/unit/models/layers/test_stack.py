@@ -97,7 +97,7 @@ def _run(
     """
     layout = build_layout(decoder.spec.kv_specs, BLOCK_SIZE)
     arena = Arena(layout, 1 + len(STEPS[0]) * MAX_BLOCKS * len(layout.groups), CPU)
-    tables = torch.randperm(arena.num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
+    tables = torch.randperm(arena.num_pages - 1, generator=torch.Generator().manual_seed(0)).int() + 1
     group_of = [layout.group_of_layer(layer)[0] for layer in range(layout.num_layers)]
     hidden = []
     steps = _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS))
