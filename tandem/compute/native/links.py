@@ -8,7 +8,7 @@ of section `num_sections - 1 - r // width`.
 
 from tandem.compute.collectives import RankLinks
 from tandem.compute.native.exchange import SharedExchange, SharedPipe
-from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pipe_offset, shard_offset
+from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pipe_offset, section_offset
 from tandem.core.expert_rows import ExpertRows
 
 _SECTION_DEADLINES = 6  # a section waits for all layers of another section, so its deadline is a multiple
@@ -52,7 +52,7 @@ class SharedLinks:
                 number,
                 width,
                 deadline_s=deadline_s,
-                offset=shard_offset(num_ranks, self.num_sections, section),
+                offset=section_offset(num_ranks, self.num_sections, section),
                 members=(range(first, first + width), num_ranks),
             )
             ends = section - num_contexts, section, section + num_contexts

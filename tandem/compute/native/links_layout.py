@@ -34,7 +34,7 @@ def make_links_memory(num_ranks: int, num_sections: int) -> int:
     return make_memory_of(pipe_offset(num_ranks, num_sections, len(PipeKind), 0, 0))
 
 
-def shard_offset(num_ranks: int, num_sections: int, section: int) -> int:
+def section_offset(num_ranks: int, num_sections: int, section: int) -> int:
     """Offset of a section's exchange, from section 0; only for a group with several sections."""
     return num_bytes(num_ranks, _SMALL_BYTES) + section * num_bytes(num_ranks // num_sections, BUFFER_BYTES)
 
@@ -45,4 +45,4 @@ def pipe_offset(num_ranks: int, num_sections: int, kind: int, section: int, numb
     NOTE: memory that no rank touches is not allocated, so pipes that a group does not use cost nothing.
     """
     index = kind * num_ranks + section * (num_ranks // num_sections) + number
-    return shard_offset(num_ranks, num_sections, num_sections) + index * num_bytes(2, BUFFER_BYTES)
+    return section_offset(num_ranks, num_sections, num_sections) + index * num_bytes(2, BUFFER_BYTES)
