@@ -5,9 +5,9 @@ Invariant: an index of zero weight is never picked. Nothing here keeps state.
 
 import torch
 
-from tandem.core.randomness import choice_seed, following, uniform
+from tandem.core.randomness import choice_seed, derived_uniform, uniform
 
-__all__ = ["choice_seed", "following", "inverse_cdf", "uniform"]
+__all__ = ["choice_seed", "derived_uniform", "inverse_cdf", "uniform"]
 
 _MANTISSA_BITS = 53
 _WALK_BLOCK = 128  # candidates whose weights are summed before any is looked at

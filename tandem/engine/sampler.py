@@ -23,7 +23,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
-from tandem.engine.randomness import following, inverse_cdf, uniform
+from tandem.engine.randomness import derived_uniform, inverse_cdf, uniform
 from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
@@ -233,7 +233,7 @@ def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
     is_accepted = torch.zeros_like(peaks, dtype=torch.bool)
     for _ in range(_TRIES):
         tried = inverse_cdf(weights, _float64(rows, numbers)).unsqueeze(1)
-        numbers = [following(number) for number in numbers]
+        numbers = [derived_uniform(number) for number in numbers]
         chosen = torch.where(is_accepted, chosen, tried)
         is_accepted |= _is_accepted(rows, weights, total, tried, states)
         if bool(is_accepted.all()):
