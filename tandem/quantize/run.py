@@ -98,8 +98,8 @@ class QuantizationRun:
             runner.advance(index, tensors, after)
             if self._needs_moments:
                 runner.advance(index, tensors, calibration)
-            turned = after.hidden if self._rotation is None else self._rotation.rotate_back(after.hidden)
-            layers.append(LayerError(index, relative_error(before.hidden, turned), tuple(errors)))
+            unrotated = after.hidden if self._rotation is None else self._rotation.rotate_back(after.hidden)
+            layers.append(LayerError(index, relative_error(before.hidden, unrotated), tuple(errors)))
             self._on_layer(index + 1)
         return self._finish(writer, embedding, before, after, tuple(layers))
 
@@ -230,6 +230,6 @@ class QuantizationRun:
             )
 
 
-def _by_rows(matrix: torch.Tensor, turn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Applies `turn` to a few rows at a time; the result has the dtype of `matrix`."""
-    return torch.cat([turn(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])
+def _by_rows(matrix: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Applies `rotate` to a few rows at a time; the result has the dtype of `matrix`."""
+    return torch.cat([rotate(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])

@@ -16,15 +16,15 @@ from typing import Any
 
 from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.core.errors import RanksLostError, TransportError
-from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
+from tandem.ranks.frames import MAX_REASON_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded
 from tandem.ranks.link import Link
 from tandem.ranks.messages import ToLeader, pack, unpack
 
 _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
-_MAX_WORDS = 16  # that a rank has said and nobody has read
-_MAX_WORD_BYTES = 1 << 16  # of one message of a rank
+_MAX_UNREAD = 16  # messages of a rank that wait to be received
+_MAX_RANK_MESSAGE_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 1 << 24  # to a call about KV
 
 OnAnswer = Callable[[KVAnswer], None]
@@ -81,8 +81,8 @@ class RemoteRank:
 
     def take(self, data: bytes) -> None:
         """Receives a message from the rank. Raises `TransportError` if too many messages wait."""
-        if self._messages.qsize() >= _MAX_WORDS:
-            raise TransportError(f"rank {self._rank} has said {_MAX_WORDS} messages that nobody waits for")
+        if self._messages.qsize() >= _MAX_UNREAD:
+            raise TransportError(f"rank {self._rank} has said {_MAX_UNREAD} messages that nobody waits for")
         self._messages.put(data)
 
     def end(self, words: str) -> None:
@@ -272,7 +272,7 @@ class RemoteHost:
                 other.tell(frame, view)
 
     def _take(self, frame: Frame) -> None:
-        if frame.size > _MAX_WORD_BYTES:
+        if frame.size > _MAX_RANK_MESSAGE_BYTES:
             raise TransportError(f"it says a message of {frame.size} bytes for rank {frame.rank}")
         data = self._link.receive_bytes(frame.size)
         epoch = self._current(frame)
@@ -298,7 +298,7 @@ class RemoteHost:
             epoch.has_started.set()
 
     def _lose_rank(self, frame: Frame) -> None:
-        if frame.size > MAX_WORDS_BYTES:
+        if frame.size > MAX_REASON_BYTES:
             raise TransportError(f"it says in {frame.size} bytes how rank {frame.rank} has ended")
         words = self._link.receive_bytes(frame.size).decode(errors="replace")
         if not words.isprintable():
