@@ -220,7 +220,7 @@ class AsyncEngine:
         return await future
 
     def accept_token(self, request_id: str, token: SampledToken) -> None:
-        """Calls `Engine.accept_token` before the next step; its output goes to the request's stream."""
+        """Add a token that another worker sampled (`Engine.accept_token`); its output goes to the request's stream."""
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
     def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
