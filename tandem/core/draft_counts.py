@@ -15,7 +15,7 @@ class DraftCounts:
         accepted_at: drafts that equalled the token chosen, by position, as many positions. A draft is accepted only if
             all before it are.
         saved_s: estimated seconds that the request was spared; of a worker, a request in the mean of each step's
-            requests, added up. Less than 0 where drafting took longer than it gained. None = not told.
+            requests, added up. Less than 0 where drafting took longer than it gained. None = not reported.
     """
 
     num_steps: int = 0

@@ -1,7 +1,7 @@
 """Another host of a group, as the leader uses it: the ranks there, and the link to them.
 
-All that comes over the link is checked: a host speaks for its own ranks only, and for the present epoch. A host whose
-link ends is lost for good, since the KV of its ranks is.
+All that comes over the link is checked: a host speaks for its own ranks only, and for the present epoch (one set of
+processes of all ranks). A host whose link ends is lost for good, since the KV of its ranks is.
 """
 
 import logging
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteRank:
-    """A `RankProcess` for a process on another host."""
+    """Implements `RankProcess` for a process on another host; `RemoteHost` calls `take` and `end` as frames come."""
 
     def __init__(self, host: "RemoteHost", rank: int, epoch: int) -> None:
         self._host, self._rank, self._epoch = host, rank, epoch
@@ -108,7 +108,7 @@ class _Epoch:
 
 
 class RemoteHost:
-    """A host that has joined, with the ranks of `place`.
+    """A host that has joined, with the ranks of the group that `place` assigns to it.
 
     `on_lost` is called once on a thread of its own, `on_leaving` when it is to be stopped.
     """
@@ -145,7 +145,9 @@ class RemoteHost:
         self._thread.start()
 
     def begin(self, number: int, mirror: LinksMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
-        """Starts the host's ranks of an epoch. Raises `RanksLostError` if the host is lost."""
+        """Starts the host's ranks of epoch `number`. Data that they publish go into `mirror`, for the ranks here, and
+        to the hosts `others`. Raises `RanksLostError` if the host is lost.
+        """
         with self._lock:
             self.check()
             ranks = {rank: RemoteRank(self, rank, number) for rank in self.place.ranks}

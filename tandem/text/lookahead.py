@@ -42,7 +42,7 @@ def _loops(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.For
 
 
 def _is_later_search(loop: nodes.For, messages: str) -> bool:
-    """Whether a loop goes over the later messages and only sets a value where one fulfils a condition."""
+    """Whether a loop goes over the later ones of `messages` and only sets a value where one fulfils a condition."""
     rest = loop.iter
     if not (isinstance(rest, nodes.Getitem) and isinstance(rest.node, nodes.Name) and rest.node.name == messages):
         return False
@@ -67,7 +67,7 @@ def _is_later_search(loop: nodes.For, messages: str) -> bool:
 
 
 def _reads_only(condition: nodes.Node, name: str) -> bool:
-    """Whether a condition reads only the message, and can be evaluated for every message without an error."""
+    """Whether a condition reads only the message `name`, and can be evaluated for every message without an error."""
     match condition:
         case nodes.Compare():
             left, (right,) = condition.expr, condition.ops if len(condition.ops) == 1 else (None,)
