@@ -2,7 +2,7 @@
 
 Keeps a copy of each running request's block tables in preallocated rows and appends only what is new. The rows have no
 gaps, and a batch is in their order: its block tables are the rows themselves, so a step costs per token, not per token
-of context. *Wanted* tokens are those of which logits are needed; the last layers compute only these.
+of context. *Wanted* tokens are those of which logits are needed; layers after the last with state compute only these.
 """
 
 import math
@@ -32,7 +32,7 @@ class ModelInputs:
         wanted: the wanted tokens, with a batch for each KV group in which only these are read; None = all tokens.
         sample_rows: rows of the wanted tokens' hidden states whose logits choose tokens, in scheduled order: for each
             request that samples one row, and one more a draft.
-        first_rows: the first of these rows of each request, in scheduled order.
+        first_rows: the first row of each request among the wanted tokens' hidden states, in scheduled order.
         first_tokens: index of each request's first token among all tokens, in scheduled order.
         parts: inputs of the micro-batches, if the step is computed in such.
         goes_on: of a micro-batch, whether the next one has more tokens of its last request.

@@ -59,10 +59,11 @@ class Sampler:
         return logits.device.type != "cpu" if self._rows_together is None else self._rows_together
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
-        """Choose one token a row; the states are read, not advanced (the caller calls `observe`).
+        """Choose one token a row; the states are read, not advanced (the caller calls `observe`). Raises nothing for a
+        row without a finite largest logit: its result has `error` set.
 
-        `logits`: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i]. A row without
-        a finite largest logit comes back with `error` set (its `token_id` means nothing); nothing is raised for it.
+        Args:
+            logits: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i].
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(states)
