@@ -1,4 +1,4 @@
-"""Bytes that each token adds to the text, derived from the checkpoint's decoder, so that text can be streamed.
+"""Derives the bytes that each token adds to the text from the checkpoint's decoder, so that text can be streamed.
 
 Invariant: for valid UTF-8, joining the bytes of all tokens of a sequence equals decoding it whole. A decoder whose
 output depends on more than single tokens is refused, never approximated.
