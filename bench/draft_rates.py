@@ -20,14 +20,14 @@ from bench.checkpoints import EXPERT_SHAPES, HYBRID_SHAPES, SHAPES, random_check
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from bench.speculate import OFF, Run, Speaker, require_equal, rows_of
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 
 PROMPT_TOKENS = 48
 ALL_SHAPES = SHAPES | EXPERT_SHAPES | HYBRID_SHAPES
 
 
-class CostlyDrafter(KnowingDrafter):
+class CostlyDrafter(ReplayDrafter):
     """Takes `depth_s` for one more token of all guesses."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Properties of addresses that a process listens on. Pure."""
+"""Tells whether an address on which a process listens can be reached from other machines."""
 
 from ipaddress import ip_address
 

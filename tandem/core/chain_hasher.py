@@ -1,4 +1,4 @@
-"""Computes block hashes of prompts, with a cache for beginnings that recent prompts share. Used by routers.
+"""Computes block hashes of prompts, with a cache for prefixes that recent prompts share. Used by routers.
 
 Results equal those of `core.hashing`. The cache holds *stretches* of 32 blocks. A stretch is looked up by the hash
 before it and by its last block, and its tokens are then compared, which takes half the time of hashing them as a

@@ -14,8 +14,8 @@ class DraftCounts:
         drafted_at: drafts computed, by position.
         accepted_at: drafts that equalled the token chosen, by position, as many positions. A draft is accepted only if
             all before it are.
-        saved_s: estimated seconds that the request was spared; of a worker, a request in the mean of each step's
-            requests, added up. Less than 0 where drafting took longer than it gained. None = not told.
+        saved_s: estimated seconds that drafts saved the request; of a worker, the sum over its steps of what they saved
+            a request on average. Negative = drafting took longer than it gained. None = not reported.
     """
 
     num_steps: int = 0

@@ -12,11 +12,11 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   └── NoRoomError                 every worker's KV cache is promised away; room comes as requests end
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
     │   └── RanksLostError              a rank is lost; the engine goes on once its group is formed anew
-    ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
+    ├── UnavailableError            no worker can serve this now; another worker or a later try can help
     │   ├── WorkerLostError             the process at the other end died, went silent or answered nonsense
-    │   │   ├── AnotherIncarnationError     it was started again since the caller was told of it
+    │   │   ├── AnotherIncarnationError     it was started again since the caller learned of it
     │   │   └── WorkerStoppedError          it stopped in good order, as on SIGTERM
-    │   ├── UnknownPromptError          a call goes on from a prompt that is not kept; send the whole
+    │   ├── UnknownPromptError          a call names a prefix of its prompt that is not kept; send the whole prompt
     │   ├── IncompatibleProtocolError   the process at the other end is of a release that this one cannot talk to
     │   └── UntrustedPeerError          one of two processes does not accept the other's secret, role or address
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
@@ -95,7 +95,7 @@ class AnotherIncarnationError(WorkerLostError):
 
 
 class UnknownPromptError(UnavailableError):
-    """A call names the beginning of its prompt, and the process that is called does not keep it (any more)."""
+    """A call names a prefix of its prompt, and the process that is called does not keep it (any more)."""
 
 
 class IncompatibleProtocolError(UnavailableError):

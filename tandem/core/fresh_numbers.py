@@ -1,4 +1,4 @@
-"""Unpredictable numbers without a system call for each, which would take a tenth of a request's time."""
+"""Generates unpredictable numbers without a system call for each, which would take a tenth of a request's time."""
 
 import hashlib
 import itertools

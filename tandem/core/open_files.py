@@ -1,4 +1,4 @@
-"""Limit of files and sockets that this process may have open."""
+"""Raises, and reports, the limit of files and sockets that this process may have open."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Pin: a request's wish to keep the KV of a prompt's beginning in the cache for a time."""
+"""Pin: a request's wish to keep the KV of a prefix of its prompt in the cache for a time."""
 
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ def uniform(seed: int, position: int) -> float:
     return (_hash64(_UNIFORM_DOMAIN, seed, position) >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
 
 
-def following(number: float) -> float:
+def derived_uniform(number: float) -> float:
     """Returns another uniform number in [0, 1) derived from `number`, for draws that need more than one.
 
     The top 53 bits of SplitMix64's output (Steele et al. 2014) for the 53 bits of the number before.

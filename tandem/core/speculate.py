@@ -32,8 +32,9 @@ def drafter_of(setting: str) -> tuple[str, str | None] | None:
 
 
 def serves_prompts(setting: str) -> bool:
-    """Whether drafts according to a value of `--speculate` have a use where prompts are computed and nothing else: a
-    head that is named computes the state that it hands over. "auto" names none.
+    """Whether a prefill worker keeps a value of `--speculate`. False for "auto", for a draft model, which would be
+    loaded for nothing, and for an invalid value. A named head computes the state that is handed over; ngram and suffix
+    load nothing.
     """
     found = drafter_of(setting)
     return found is not None and found[0] not in (AUTO, DRAFT)

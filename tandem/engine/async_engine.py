@@ -166,7 +166,7 @@ class AsyncEngine:
         finally:
             stream.is_abandoned = True
             while not stream.updates.empty():
-                self._disown(stream.updates.get_nowait())
+                self._drop_reservation(stream.updates.get_nowait())
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
 
@@ -220,7 +220,7 @@ class AsyncEngine:
         return await future
 
     def accept_token(self, request_id: str, token: SampledToken) -> None:
-        """Calls `Engine.accept_token` before the next step; its output goes to the request's stream."""
+        """Add a token that another worker sampled (`Engine.accept_token`); its output goes to the request's stream."""
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
     def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
@@ -237,10 +237,10 @@ class AsyncEngine:
             lend = self._engine.draft_states.lending(event.request_id, event.lease_id)
             self._inbox.put(lambda: lend(self._failure is None))
         stream = self._streams.get(event.request_id)
-        if stream is None or not self._tell(stream, [event]):
-            self._disown(event)
+        if stream is None or not self._send(stream, [event]):
+            self._drop_reservation(event)
 
-    def _disown(self, update: _Update) -> None:
+    def _drop_reservation(self, update: _Update) -> None:
         """Drops the reservation of an update that no caller will get; else it would be held for ever."""
         if isinstance(update, KVReserved):
             self.post(lambda engine: engine.kv.drop(update.fetch_id))
@@ -260,14 +260,14 @@ class AsyncEngine:
         handoff: Handoff,
     ) -> None:
         if self._failure is not None:
-            self._tell(stream, [EngineStoppedError(self._failure)])
+            self._send(stream, [EngineStoppedError(self._failure)])
             return
         try:
             stream.request_id = self._engine.add_request(
                 prompt, params, request_id=request_id, priority=priority, scope=scope, handoff=handoff
             )
         except TandemError as error:
-            self._tell(stream, [error])
+            self._send(stream, [error])
         else:
             self._streams[stream.request_id] = stream
 
@@ -307,7 +307,7 @@ class AsyncEngine:
         if self.on_recovering is not None:
             self.on_recovering(True)
         for request_id, stream in self._streams.items():
-            self._tell(stream, [WorkerLostError(f"the ranks of this worker are formed anew: {lost}")])
+            self._send(stream, [WorkerLostError(f"the ranks of this worker are formed anew: {lost}")])
             self._engine.abort(request_id)
         self._streams.clear()
         self._engine.recover(lost)
@@ -342,24 +342,24 @@ class AsyncEngine:
             stream = self._streams.get(request_id)
             if stream is not None:  # else it was added to the engine directly, before this loop began
                 by_loop.setdefault(stream.loop, []).append((stream, updates))
-        for loop, told in by_loop.items():
-            is_heard = _call_soon(loop, partial(self._deliver, told))
-            for stream, _ in told:
+        for loop, deliveries in by_loop.items():
+            is_heard = _call_soon(loop, partial(self._deliver, deliveries))
+            for stream, _ in deliveries:
                 if not is_heard:
                     self._abort(stream)
                 elif stream.request_id is not None and not self._engine.knows(stream.request_id):
                     del self._streams[stream.request_id]
 
-    def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_Update]]]) -> None:
+    def _deliver(self, deliveries: Sequence[tuple[_Stream, Sequence[_Update]]]) -> None:
         """Puts updates into their streams. Runs on the callers' event loop."""
-        for stream, updates in told:
+        for stream, updates in deliveries:
             for item in updates:
                 if stream.is_abandoned:
-                    self._disown(item)
+                    self._drop_reservation(item)
                 else:
                     stream.updates.put_nowait(item)
 
-    def _tell(self, stream: _Stream, updates: Sequence[_Update]) -> bool:
+    def _send(self, stream: _Stream, updates: Sequence[_Update]) -> bool:
         """Hand updates to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
         return _call_soon(stream.loop, partial(self._deliver, [(stream, updates)]))
 
@@ -372,7 +372,7 @@ class AsyncEngine:
         self._failure = reason
         self._busy_since_s = None
         for stream in self._streams.values():
-            self._tell(stream, [EngineStoppedError(reason)])
+            self._send(stream, [EngineStoppedError(reason)])
         self._streams.clear()
         while not self._inbox.empty():
             action = self._inbox.get()

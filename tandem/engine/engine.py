@@ -219,7 +219,7 @@ class Engine:
         self._kv.pinned.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
         self._pass_on_events()
-        outputs = self._ended(self._scheduler.take_evicted())
+        outputs = self._ended(self._scheduler.take_failed())
         self.is_stalled = not step.scheduled
         if self.is_stalled:
             return outputs

@@ -1,7 +1,8 @@
 """Forward pass of one model over its KV memory (the arena): steps in, hidden states and logits out.
 
 Keeps a copy of the block tables of the requests in its steps (`InputBuilder`). It decides no step, chooses no token,
-and never writes a block that the step did not schedule.
+and never writes a block that the step did not schedule. *Wanted* tokens are those of which logits are needed: of the
+other prompt tokens nothing is computed after the last layer that keeps state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +86,7 @@ class ForwardPass:
         context but the last these mean nothing.
 
         Args:
-            states: is filled in for all tokens; such a step is no replay of a graph.
+            states: is filled with layers' hidden states of all tokens, for a drafter; no graph is replayed then.
         """
         if self._flow is not None and self._links is not None:
             assert states is None, "drafters that read states are refused with stages and contexts"
@@ -150,8 +151,15 @@ class ForwardPass:
         received: torch.Tensor | None = None,
         turns: LayerTurns | None = None,
     ) -> torch.Tensor:
-        """Compute without graphs. `batches`: one entry a KV group; `wanted`: likewise, for the groups it reads.
-        `states`, `received`, `turns`: as in `Decoder.forward`.
+        """Compute without graphs; returns as `Decoder.forward`: hidden states [num_tokens, hidden_size] of the wanted
+        tokens, or the residual stream for the next pipeline stage.
+
+        Args:
+            batches: one for each KV group.
+            wanted: the wanted tokens, with a batch for each KV group in which only these are read; None = all tokens.
+            states: is filled with hidden states of layers; None = none are needed.
+            received: the residual stream from the stage before; None = this is the first.
+            turns: order in which contexts (ranks with other tokens of the step) write KV; None = all tokens are here.
         """
         groups = self._group_of_state
         if wanted is not None:

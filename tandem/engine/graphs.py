@@ -2,7 +2,7 @@
 
 A graph reads and writes fixed memory, so every step's inputs are copied into static buffers first. Rows past the batch
 are requests of one token on the null block with slot -1: they write nothing, and their output is cut off. For a step
-that no graph was captured for, `run` returns None. Capture is not yet exercised on a GPU.
+that no graph was captured for, `run` returns None.
 """
 
 import math

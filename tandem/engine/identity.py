@@ -13,10 +13,13 @@ def _nothing(_num_tokens: int) -> float:
 class ModelIdentity:
     """Properties of the model that the engine needs to accept requests for it.
 
-    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
-    wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
-    `drafter`: name of the drafter; None = no drafts. `read_bytes`: bytes of KV that the next token reads, given the
-    number of tokens in the context.
+    Args:
+        fingerprint: keys the prefix cache.
+        vocab_size: bounds token ids.
+        sampling_defaults: the checkpoint's own (generation_config.json), for callers to start from: the engine itself
+            does what a request says.
+        drafter: name of the drafter; None = no drafts.
+        read_bytes: returns the bytes of KV that the next token reads, given the number of tokens in the context.
     """
 
     fingerprint: str

@@ -2,7 +2,7 @@
 
 Keeps a copy of each running request's block tables in preallocated rows and appends only what is new. The rows have no
 gaps, and a batch is in their order: its block tables are the rows themselves, so a step costs per token, not per token
-of context.
+of context. *Wanted* tokens are those of which logits are needed; layers after the last with state compute only these.
 """
 
 import math
@@ -20,19 +20,22 @@ from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
-_LEAST_KNOWN = 64  # blocks of several pages before one is forgotten
+_LEAST_KNOWN = 64  # blocks with several pages, up to which none is forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """Inputs of one step, requests concatenated along the token dimension; valid until the next step's are built.
 
-    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are needed, with a batch for each KV
-    group in which only these are read; None = all tokens. Rows of these hidden states, in scheduled order:
-    `sample_rows`, whose logits choose tokens (for each request that samples one row, and one more a draft), and
-    `first_rows`, the first of each request. `first_tokens`: index of each request's first token among all tokens.
-    `parts`: inputs of the micro-batches, if the step is computed in such. `goes_on`: of a micro-batch, whether the next
-    one has more tokens of its last request.
+    Args:
+        batches: one for each KV group.
+        wanted: the wanted tokens, with a batch for each KV group in which only these are read; None = all tokens.
+        sample_rows: rows of the wanted tokens' hidden states whose logits choose tokens, in scheduled order: for each
+            request that samples one row, and one more a draft.
+        first_rows: the first row of each request among the wanted tokens' hidden states, in scheduled order.
+        first_tokens: index of each request's first token among all tokens, in scheduled order.
+        parts: inputs of the micro-batches, if the step is computed in such.
+        goes_on: of a micro-batch, whether the next one has more tokens of its last request.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -59,7 +62,7 @@ class InputBuilder:
         max_num_requests: requests that run at once.
         max_model_len: longest request in tokens.
         device: where the tensors go.
-        wanted_groups: KV groups of `ModelSpec.wanted_states`.
+        wanted_groups: KV groups that only wanted tokens read (of `ModelSpec.wanted_states`).
     """
 
     def __init__(

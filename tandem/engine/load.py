@@ -22,6 +22,8 @@ class EngineLoad:
         num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
             query-key pairs attention has to visit for these.
         num_unpromised_blocks: free or evictable, and promised to no request.
+        usage: of the whole KV cache.
+        held: state that these requests hold, in bytes.
     """
 
     num_requests: int

@@ -18,8 +18,10 @@ _BANNED = float("-inf")
 class SamplingState:
     """One request's sampling options and what it has generated so far. On the CPU; owned by the model runner.
 
-    `vocab_size` is the width of the logits; every id in `params` lies below it (`validate_for_vocab`). `constraint`:
-    its grammar and thinking; where that wants a mask, it has one by the time of `adjust`.
+    Args:
+        vocab_size: width of the logits; every id in `params` lies below it (`validate_for_vocab`).
+
+    `constraint`: its grammar and thinking; where that wants a mask, it has one by the time of `adjust`.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """Picks indices by weight, given uniform random numbers, on tensors; the numbers come from `core.randomness`.
 
-Invariant: an index of zero weight is never picked. Nothing here keeps state.
+Invariant: an index of zero weight is never picked (on an accelerator, but for rounding). Nothing here keeps state.
 """
 
 import torch
 
-from tandem.core.randomness import choice_seed, following, uniform
+from tandem.core.randomness import choice_seed, derived_uniform, uniform
 
-__all__ = ["choice_seed", "following", "inverse_cdf", "uniform"]
+__all__ = ["choice_seed", "derived_uniform", "inverse_cdf", "uniform"]
 
 _MANTISSA_BITS = 53
 _WALK_BLOCK = 128  # candidates whose weights are summed before any is looked at
@@ -16,10 +16,13 @@ _WALK_BLOCK = 128  # candidates whose weights are summed before any is looked at
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Pick one index per row with probability proportional to its weight, walking the row from its start.
 
-    `weights`: float [num_rows, num_candidates], not negative, at least one positive; `uniforms`: float64 [num_rows]
-    in [0, 1). Returns int64 [num_rows]: the first index whose cumulative weight exceeds uniform * total, so an index
-    of zero weight is never picked (on an accelerator, but for the rounding of its parallel sums). Wide rows are walked
-    by blocks first. A row of NaN gets some valid index.
+    Returns int64 [num_rows]: the first index whose cumulative weight exceeds uniform * total, so an index of zero
+    weight is never picked (on an accelerator, but for the rounding of its parallel sums). Wide rows are walked by
+    blocks first. A row of NaN gets some valid index.
+
+    Args:
+        weights: float [num_rows, num_candidates], not negative, at least one positive.
+        uniforms: float64 [num_rows] in [0, 1).
     """
     num_candidates = weights.shape[1]
     if num_candidates <= _WALK_BLOCK:

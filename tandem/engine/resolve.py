@@ -108,9 +108,13 @@ def assemble(
 ) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
-    `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
-    weights may have. `speculation`: in place of what `config.speculate` names. `ranks`: others that compute parts of
-    the model; this engine leads them, and ends them when it is closed.
+    `num_threads`, when set, applies to PyTorch's CPU threads of the whole process.
+
+    Args:
+        emit: gets the events of the prefix cache; None = nobody.
+        formats_of: the formats that weights may have.
+        speculation: in place of what `config.speculate` names.
+        ranks: others that compute parts of the model; this engine leads them, and ends them when it is closed.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.

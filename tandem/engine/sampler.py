@@ -23,7 +23,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
-from tandem.engine.randomness import following, inverse_cdf, uniform
+from tandem.engine.randomness import derived_uniform, inverse_cdf, uniform
 from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
@@ -59,10 +59,11 @@ class Sampler:
         return logits.device.type != "cpu" if self._rows_together is None else self._rows_together
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
-        """Choose one token a row; the states are read, not advanced (the caller calls `observe`).
+        """Choose one token a row; the states are read, not advanced (the caller calls `observe`). Raises nothing for a
+        row without a finite largest logit: its result has `error` set.
 
-        `logits`: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i]. A row without
-        a finite largest logit comes back with `error` set (its `token_id` means nothing); nothing is raised for it.
+        Args:
+            logits: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i].
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(states)
@@ -233,7 +234,7 @@ def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
     is_accepted = torch.zeros_like(peaks, dtype=torch.bool)
     for _ in range(_TRIES):
         tried = inverse_cdf(weights, _float64(rows, numbers)).unsqueeze(1)
-        numbers = [following(number) for number in numbers]
+        numbers = [derived_uniform(number) for number in numbers]
         chosen = torch.where(is_accepted, chosen, tried)
         is_accepted |= _is_accepted(rows, weights, total, tried, states)
         if bool(is_accepted.all()):

@@ -27,8 +27,9 @@ def micro_batches(
     """Divides a step into micro-batches of similar numbers of tokens (`num_micro_batches`), prompts at block
     boundaries.
 
-    `num_contexts`: number of contexts that divide each micro-batch further (`token_parts`), so that it is longer by
-    this factor.
+    Args:
+        num_contexts: number of contexts that divide each micro-batch further (`token_parts`), so that it is longer by
+            this factor.
     """
     count = num_micro_batches(step.num_tokens, num_stages, PIECE_TOKENS * num_contexts)
     starts = [0, *accumulate(item.num_tokens for item in step.scheduled)]

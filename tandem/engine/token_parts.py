@@ -19,7 +19,12 @@ from tandem.scheduler.output import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """Consecutive tokens of a scheduled request. `whole`: the request as the step schedules it."""
+    """Consecutive tokens of a scheduled request, in one micro-batch or in one context of it.
+
+    Args:
+        item: the request reduced to these tokens.
+        whole: the request as the step schedules it.
+    """
 
     item: ScheduledRequest
     whole: ScheduledRequest
@@ -34,7 +39,8 @@ class TokenPart:
 def token_parts(
     pieces: Sequence[TokenPart], context: int, num_contexts: int, block_size: int
 ) -> list[TokenPart] | None:
-    """Those parts of `pieces` that context `context` computes; None = nothing is divided, the last one computes all.
+    """Divides the parts `pieces` of one micro-batch further; returns the parts that context `context` computes. None =
+    nothing is divided: the last context computes all.
 
     Parts have similar numbers of tokens and end at block boundaries. The last context has all tokens whose logits
     are needed.
@@ -84,7 +90,8 @@ def tables_with_cuts(
 
 class ContextTurns:
     """The order in which contexts with consecutive tokens write a layer's KV. `earlier`, `later`: pipes from the
-    context with the tokens before and to the one with the tokens after; None = there is none in this step.
+    context with the tokens before and to the one with the tokens after; None = there is none in this step. Each layer
+    calls `take` before it writes its KV, and `pass_on` after it.
     """
 
     def __init__(self, earlier: StagePipe | None, later: StagePipe | None) -> None:

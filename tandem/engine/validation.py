@@ -81,10 +81,10 @@ def _are_packed_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
 def check_params(
     params: object, tokenizer: Tokenizer | None, vocab_size: int, grammars: Grammars | None = None
 ) -> CompiledGrammar | None:
-    """Refuse sampling options that this model or engine cannot honour (`SamplingParams` checks all others).
+    """Refuse sampling options that this model or engine cannot honour (`SamplingParams` checks all others). Returns the
+    compiled grammar, to be held for as long as the answer needs it; None = there is none.
 
-    A grammar that `grammars` does not know yet takes up to a second to compile. Returns it, to be held for as long as
-    the answer needs it.
+    A grammar that `grammars` does not know yet takes up to a second to compile.
 
     Raises:
         InvalidRequestError: naming what is wrong.

@@ -26,7 +26,8 @@ def choose_tokens(
 
     Args:
         logits: float32 [num_rows, vocab_size]; for each request one row, and one for each of its drafts.
-        masks: makes the masks of later positions; those of the first must have been handed out.
+        masks: makes the grammar masks of a request's later positions, once the tokens before are chosen. Those of its
+            first position, made while the model ran, must be in `states` (`MaskMaker.finish`). None = no grammars.
     """
     starts = [0]
     for draft in drafts:

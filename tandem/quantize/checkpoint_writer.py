@@ -1,5 +1,7 @@
-"""Writer of a quantised checkpoint, one layer at a time. The same command continues a killed run after the last
-complete layer, see `OutputDirectory`.
+"""Writer of a quantised checkpoint, one layer at a time.
+
+The directory gets its final name once all files are written (`models.output_directory`). The same command continues a
+killed run after the last complete layer.
 """
 
 import json

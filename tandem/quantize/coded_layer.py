@@ -1,4 +1,7 @@
-"""Conversion of one layer from parameters in float32 to the tensors of a quantised checkpoint, and back."""
+"""Converts one layer from parameters in float32 to the tensors of a quantised checkpoint, and back.
+
+Weights that are quantised are called coded.
+"""
 
 import json
 from collections import defaultdict
@@ -17,8 +20,9 @@ from tandem.quantize.source import SourceModel, module_of
 class WeightError:
     """Relative errors of one quantised weight: of its numbers, and of its outputs if calibration has seen its inputs.
 
-    `num_rows`: input rows that calibration has seen; None = the method uses none. `is_fallback`: there were too few for
-    the method, so the weight was rounded to the nearest.
+    Args:
+        num_rows: input rows that calibration has seen; None = the method uses none.
+        is_fallback: there were too few for the method, so the weight was rounded to the nearest.
     """
 
     name: str

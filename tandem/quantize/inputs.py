@@ -26,8 +26,10 @@ from tandem.core.errors import ConfigurationError
 class SharedInput:
     """One input of a layer. `linears` all multiply its rows, and readers of the checkpoint fuse them into one map.
 
-    `norm`: norm whose weight multiplies the rows, if only `linears` read its output. `producer`: linear map whose
-    outputs are the rows, or factors of them, so that scaling an output scales an input of `linears`. Both serve AWQ.
+    Args:
+        norm: for AWQ, the norm whose weight multiplies the rows, if only `linears` read its output.
+        producer: for AWQ, a linear map whose outputs are the rows, or factors of them, so that scaling an output scales
+            an input of `linears`.
     """
 
     linears: tuple[LinearSpec, ...]

@@ -38,7 +38,7 @@ class Moments:
 
 
 class ObservedWeight:
-    """A `Weight` that adds its input rows to moments, then computes the product with another weight."""
+    """Implements `compute.weights.base.Weight`: adds its input rows to moments, then multiplies by another weight."""
 
     matrix = None
 

@@ -14,7 +14,7 @@ from tandem.models.parameters import Parameters
 
 
 class OutputHead:
-    """Final norm and head of a model.
+    """Final norm and head of a model; calling it turns hidden states [rows, hidden] into logits [rows, vocab], float32.
 
     Args:
         norm: weight of the final norm, float32; None = it has none.

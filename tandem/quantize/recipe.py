@@ -25,8 +25,10 @@ _SMALLEST_GROUP: Final = 16
 class Recipe:
     """Options of quantising a checkpoint.
 
-    `method`: rtn (round to nearest), gptq or awq. `group_size`: inputs that share a scale, `CHANNEL` = all inputs of an
-    output; None = the format's usual size. `rotate`: merge QuaRot's rotations into the weights.
+    Args:
+        method: rtn (round to nearest), gptq or awq.
+        group_size: inputs that share a scale, `CHANNEL` = all inputs of an output; None = the format's usual size.
+        rotate: merge QuaRot's rotations into the weights.
     """
 
     format: FormatName

@@ -47,36 +47,36 @@ class MergedRotation:
         sizes = {layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)}
         return cls(_signed(spec.hidden_size), {size: _signed(size) for size in sizes})
 
-    def turn_layer(self, layer: LayerSpec, tensors: MutableMapping[str, torch.Tensor]) -> None:
+    def rotate_layer(self, layer: LayerSpec, tensors: MutableMapping[str, torch.Tensor]) -> None:
         """Rotates the layer's float32 tensors in `tensors`, in place."""
         mixer = layer.mixer
         assert isinstance(mixer, AttentionSpec), "others are refused"
         assert layer.before_mixer is not None
         assert layer.before_feed_forward is not None
-        self._turn_readers(layer.before_mixer, [mixer.q, *filter(None, (mixer.k, mixer.v))], tensors)
+        self._rotate_readers(layer.before_mixer, [mixer.q, *filter(None, (mixer.k, mixer.v))], tensors)
         readers, writers = _block_linears(layer.feed_forward)
-        self._turn_readers(layer.before_feed_forward, readers, tensors)
+        self._rotate_readers(layer.before_feed_forward, readers, tensors)
         for linear in (mixer.o, *writers):
-            self._turn_outputs(linear, self.stream, tensors)
+            self._rotate_outputs(linear, self.stream, tensors)
         if mixer.v is not None:
             head = self.heads[mixer.head_dim]
-            self._turn_outputs(mixer.v, head, tensors)
+            self._rotate_outputs(mixer.v, head, tensors)
             name = f"{mixer.o.name}.weight"
             tensors[name] = _times(tensors[name], head)
 
-    def turn_embedding(self, rows: torch.Tensor) -> torch.Tensor:
+    def rotate_embedding(self, rows: torch.Tensor) -> torch.Tensor:
         """Rotates rows of the embedding, [rows, hidden] float32."""
         return _times(rows, self.stream)
 
-    def turn_back(self, hidden: torch.Tensor) -> torch.Tensor:
+    def rotate_back(self, hidden: torch.Tensor) -> torch.Tensor:
         """Undoes the rotation of a stream [..., hidden] float32."""
         return _times(hidden, self.stream.T)
 
-    def turn_head(self, rows: torch.Tensor, norm: NormSpec, weight: torch.Tensor | None) -> torch.Tensor:
+    def rotate_head(self, rows: torch.Tensor, norm: NormSpec, weight: torch.Tensor | None) -> torch.Tensor:
         """Rotates rows of the output head, float32, with the final norm's weight merged in."""
         return _times(rows if weight is None else rows * (weight + float(norm.unit_offset)), self.stream)
 
-    def _turn_readers(
+    def _rotate_readers(
         self, norm: NormSpec, linears: list[LinearSpec], tensors: MutableMapping[str, torch.Tensor]
     ) -> None:
         factors = None if norm.tensor_name is None else tensors[norm.tensor_name] + float(norm.unit_offset)
@@ -87,7 +87,7 @@ class MergedRotation:
         if norm.tensor_name is not None:
             tensors[norm.tensor_name] = neutral(norm)
 
-    def _turn_outputs(
+    def _rotate_outputs(
         self, linear: LinearSpec, matrix: torch.Tensor, tensors: MutableMapping[str, torch.Tensor]
     ) -> None:
         weight = f"{linear.name}.weight"

@@ -98,8 +98,8 @@ class QuantizationRun:
             runner.advance(index, tensors, after)
             if self._needs_moments:
                 runner.advance(index, tensors, calibration)
-            turned = after.hidden if self._rotation is None else self._rotation.turn_back(after.hidden)
-            layers.append(LayerError(index, relative_error(before.hidden, turned), tuple(errors)))
+            unrotated = after.hidden if self._rotation is None else self._rotation.rotate_back(after.hidden)
+            layers.append(LayerError(index, relative_error(before.hidden, unrotated), tuple(errors)))
             self._on_layer(index + 1)
         return self._finish(writer, embedding, before, after, tuple(layers))
 
@@ -119,7 +119,7 @@ class QuantizationRun:
         found = writer.read_layer(index)
         if found is None:
             if self._rotation is not None:
-                self._rotation.turn_layer(self._model.spec.layers[index], tensors)
+                self._rotation.rotate_layer(self._model.spec.layers[index], tensors)
             inputs = coded_inputs(self._model, index)
             moments = {}
             if self._needs_moments:
@@ -169,7 +169,7 @@ class QuantizationRun:
         """The embedding as in the written file."""
         if self._rotation is None:
             return original
-        return _by_rows(original, self._rotation.turn_embedding)
+        return _by_rows(original, self._rotation.rotate_embedding)
 
     def _rest(self, embedding: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tensors outside the layers, by the checkpoint's names."""
@@ -179,7 +179,7 @@ class QuantizationRun:
             return found
         norm, weight = model.spec.final_norm, model.final_norm()
         found[model.sources[EMBEDDING].tensor] = embedding
-        found[model.head_name] = _by_rows(model.head(), lambda rows: rotation.turn_head(rows, norm, weight))
+        found[model.head_name] = _by_rows(model.head(), lambda rows: rotation.rotate_head(rows, norm, weight))
         if norm.tensor_name is not None:
             name = model.sources[norm.tensor_name].tensor
             found[name] = neutral(norm).to(found[name].dtype)
@@ -230,6 +230,6 @@ class QuantizationRun:
             )
 
 
-def _by_rows(matrix: torch.Tensor, turn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Applies `turn` to a few rows at a time; the result has the dtype of `matrix`."""
-    return torch.cat([turn(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])
+def _by_rows(matrix: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Applies `rotate` to a few rows at a time; the result has the dtype of `matrix`."""
+    return torch.cat([rotate(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])

@@ -1,6 +1,7 @@
 """Forwards what the ranks of this host publish to the other hosts of the group, for as long as the epoch lives.
 
-A *lane* carries what one rank publishes in one exchange or pipe, in order; each lane has a thread.
+Ranks of one host exchange data through its shared memory, where `LinksMirror` finds what other hosts have to get. A
+*lane* is what one rank publishes in one exchange or pipe, in order; each lane has a thread.
 """
 
 import threading

@@ -14,7 +14,7 @@ HEADER = struct.Struct("!BBxxIQI")  # kind, rank, epoch, number, size
 PLACE = struct.Struct("!BBBBB")  # first rank and number of ranks of the host; ranks, stages and contexts of the group
 NUMBER = struct.Struct("!q")
 MAX_MESSAGE_BYTES = 1 << 30  # after one header
-MAX_WORDS_BYTES = 1024  # of a text such as that of `LOST`
+MAX_REASON_BYTES = 1024  # of the text of `LOST`: the reason why a rank has ended
 
 
 class FrameKind(IntEnum):

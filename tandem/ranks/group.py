@@ -41,7 +41,8 @@ def share_of(config: EngineConfig, num_ranks: int) -> EngineConfig:
 
 
 class RankGroup:
-    """Implements `Ranks`. Starts `num_ranks - 1` processes, which load their parts while the leader loads its own.
+    """Implements `engine.ranks.Ranks`. Starts `num_ranks - 1` processes, which load their parts while the leader loads
+    its own.
 
     Args:
         config: configuration of each rank, with its share of the host's threads and KV memory (`share_of`).

@@ -1,4 +1,4 @@
-"""Finds ranks whose heartbeats have stopped. Pure; the time is an argument."""
+"""Finds ranks whose heartbeats have stopped. Reads no clock: the time is an argument."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ SILENCE_S = 1.5  # after which a rank counts as lost: it is found within two sec
 
 
 class Heartbeats:
-    """Last heartbeat of each rank but the leader, which calls `silent_rank` regularly.
+    """Last heartbeat of each rank but the leader, which calls `silent_rank` regularly with present numbers.
 
     Args:
         beats: number of heartbeats so far, by rank.

@@ -109,7 +109,7 @@ class RankHost:
 
 class HostSession:
     """Starts and stops ranks of this host for one leader, and relays their messages. `on_place`: called when the leader
-    has assigned ranks to this host.
+    has assigned this host its place, the numbers of its ranks.
     """
 
     def __init__(self, link: Link, endpoint: KVEndpoint, on_place: Callable[[], None]) -> None:

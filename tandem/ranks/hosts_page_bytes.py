@@ -1,6 +1,7 @@
-"""Checksums and checks of KV pages (`PageBytes`) for a worker on several hosts.
+"""Computes checksums of KV pages, and checks their numbers, for a worker on several hosts.
 
-Each host examines the pages that it has; the leader combines the results.
+Workers inspect blocks that they lend or receive by `compute.page_bytes.PageBytes`, which describes the methods. Here
+each host inspects the pages that it has; the leader combines the results.
 """
 
 from collections.abc import Sequence

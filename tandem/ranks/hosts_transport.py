@@ -1,6 +1,7 @@
-"""KV transport (`KVTransport`) of a worker on several hosts: peers read each part of the KV from the host that has it.
+"""KV transport of a worker on several hosts: peers read each part of the KV from the host that has it.
 
 The leader plans reads and gets their results; the bytes go from the host that has them to the host that needs them.
+`transport.base.KVTransport` describes the methods.
 """
 
 from array import array

@@ -12,7 +12,7 @@ from tandem.compute.page_bytes import NumberParts, PagePart
 @dataclass(frozen=True, slots=True)
 class OpenPool:
     """Call: let other workers read the KV of this host's ranks, under this incarnation (one run of the leader). The
-    numbers are those of `MemoryPool`.
+    other fields, except `compatibility`, make a `transport.base.MemoryPool`.
     """
 
     incarnation: str

@@ -67,7 +67,7 @@ def await_ends(ranks: Iterable[RankProcess]) -> None:
 
 
 class LocalRank:
-    """Starts a process on this host, as a `RankProcess`.
+    """Starts a process on this host. Implements `RankProcess`.
 
     Args:
         memory, kv_memory: descriptors that it inherits; the caller may close them after this.

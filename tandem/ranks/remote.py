@@ -1,7 +1,7 @@
 """Another host of a group, as the leader uses it: the ranks there, and the link to them.
 
-All that comes over the link is checked: a host speaks for its own ranks only, and for the present epoch. A host whose
-link ends is lost for good, since the KV of its ranks is.
+All that comes over the link is checked: a host speaks for its own ranks only, and for the present epoch (one set of
+processes of all ranks). A host whose link ends is lost for good, since the KV of its ranks is.
 """
 
 import logging
@@ -16,15 +16,15 @@ from typing import Any
 
 from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.core.errors import RanksLostError, TransportError
-from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
+from tandem.ranks.frames import MAX_REASON_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded
 from tandem.ranks.link import Link
 from tandem.ranks.messages import ToLeader, pack, unpack
 
 _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
-_MAX_WORDS = 16  # that a rank has said and nobody has read
-_MAX_WORD_BYTES = 1 << 16  # of one message of a rank
+_MAX_UNREAD = 16  # messages of a rank that wait to be received
+_MAX_RANK_MESSAGE_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 1 << 24  # to a call about KV
 
 OnAnswer = Callable[[KVAnswer], None]
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteRank:
-    """A `RankProcess` for a process on another host."""
+    """Implements `RankProcess` for a process on another host; `RemoteHost` calls `take` and `end` as frames come."""
 
     def __init__(self, host: "RemoteHost", rank: int, epoch: int) -> None:
         self._host, self._rank, self._epoch = host, rank, epoch
@@ -81,8 +81,8 @@ class RemoteRank:
 
     def take(self, data: bytes) -> None:
         """Receives a message from the rank. Raises `TransportError` if too many messages wait."""
-        if self._messages.qsize() >= _MAX_WORDS:
-            raise TransportError(f"rank {self._rank} has said {_MAX_WORDS} messages that nobody waits for")
+        if self._messages.qsize() >= _MAX_UNREAD:
+            raise TransportError(f"rank {self._rank} has said {_MAX_UNREAD} messages that nobody waits for")
         self._messages.put(data)
 
     def end(self, words: str) -> None:
@@ -108,7 +108,7 @@ class _Epoch:
 
 
 class RemoteHost:
-    """A host that has joined, with the ranks of `place`.
+    """A host that has joined, with the ranks of the group that `place` assigns to it.
 
     `on_lost` is called once on a thread of its own, `on_leaving` when it is to be stopped.
     """
@@ -145,7 +145,9 @@ class RemoteHost:
         self._thread.start()
 
     def begin(self, number: int, mirror: LinksMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
-        """Starts the host's ranks of an epoch. Raises `RanksLostError` if the host is lost."""
+        """Starts the host's ranks of epoch `number`. Data that they publish go into `mirror`, for the ranks here, and
+        to the hosts `others`. Raises `RanksLostError` if the host is lost.
+        """
         with self._lock:
             self.check()
             ranks = {rank: RemoteRank(self, rank, number) for rank in self.place.ranks}
@@ -272,7 +274,7 @@ class RemoteHost:
                 other.tell(frame, view)
 
     def _take(self, frame: Frame) -> None:
-        if frame.size > _MAX_WORD_BYTES:
+        if frame.size > _MAX_RANK_MESSAGE_BYTES:
             raise TransportError(f"it says a message of {frame.size} bytes for rank {frame.rank}")
         data = self._link.receive_bytes(frame.size)
         epoch = self._current(frame)
@@ -298,7 +300,7 @@ class RemoteHost:
             epoch.has_started.set()
 
     def _lose_rank(self, frame: Frame) -> None:
-        if frame.size > MAX_WORDS_BYTES:
+        if frame.size > MAX_REASON_BYTES:
             raise TransportError(f"it says in {frame.size} bytes how rank {frame.rank} has ended")
         words = self._link.receive_bytes(frame.size).decode(errors="replace")
         if not words.isprintable():

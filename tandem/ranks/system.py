@@ -20,8 +20,16 @@ from tandem.ranks.rank_process import LocalRank, RankProcess
 
 
 class GroupLinks(Protocol):
-    """All exchanges of one rank with its group, and the heartbeat counts of all ranks. `num_sections`: stages times
-    contexts (a section is the ranks of one stage and one context). `open`: changes to the memory of a new epoch.
+    """All exchanges of one rank with its group, and the heartbeat counts of all ranks; see `SharedLinks`, which
+    implements it in shared memory, for its methods.
+
+    Args:
+        num_sections: stages times contexts (a section is the ranks of one stage and one context).
+        links: the exchanges, for the engine.
+        expert_rows: rows computed so far by the experts of this rank's section.
+        beats: number of heartbeats of each rank; `beat` adds one of this rank.
+        open: changes to the memory of a new epoch; `end` ends all exchanges of this rank.
+        begin_step: sets the number of the step, for messages.
     """
 
     num_ranks: int
@@ -96,7 +104,7 @@ class RankSystem(Protocol):
 
 
 class OwnSystem:
-    """`RankSystem` of the real machine."""
+    """Implements `RankSystem` by the processes and the memory of the real machine."""
 
     watch: Watch = staticmethod(watch_for_hangup)
 

@@ -50,7 +50,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._expecting: set[str] = set()  # waiting requests whose KV comes from elsewhere
         self._fetching: dict[str, int] = {}  # tokens held when the rest was reserved, by request
-        self._evicted: list[Request] = []
+        self._failed: list[Request] = []
         self._released: list[str] = []
         self._step = 0
         self._num_added = 0
@@ -165,10 +165,10 @@ class Scheduler:
         """Returns the events of reserved and of leased blocks since the last call, in order."""
         return self._sharing.take_kv_events()
 
-    def take_evicted(self) -> list[Request]:
-        """Requests ended since the last call for lack of blocks: preempting leased ones would have freed none."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
+    def take_failed(self) -> list[Request]:
+        """Requests that `schedule` ended with an error: it lacked blocks, and preempting leased ones frees none."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def schedule(self) -> SchedulerOutput:
         """Choose this step's work. Empty only if no request can advance; `released` is then left to the next output."""
@@ -288,7 +288,7 @@ class Scheduler:
         if request.handoff.lease_id is not None:
             request.finish_reason, request.stop_reason = FinishReason.ERROR, "its blocks were needed by others"
             self._remove(request)
-            self._evicted.append(request)
+            self._failed.append(request)
             return
         self._release(request)
         request.num_computed_tokens, request.draft_token_ids = 0, ()

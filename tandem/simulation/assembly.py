@@ -31,7 +31,7 @@ from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, VOCAB_SI
 from tandem.simulation.node import Node
 from tandem.simulation.rank_links import SimulatedExchange
 from tandem.simulation.ranked_executor import SimulatedForward, SimulatedLeader
-from tandem.text.pieces import DecoderRules
+from tandem.text.decoder_rules import DecoderRules
 from tandem.text.tokenizer import Tokenizer
 
 _PIN_SHARE = 0.25  # of a pool, so that pinned blocks move to the host tier

@@ -8,7 +8,7 @@ import codecs
 import re
 from collections.abc import Sequence
 
-from tandem.text.pieces import DecoderRules
+from tandem.text.decoder_rules import DecoderRules
 from tandem.text.tokenizer import Tokenizer
 
 _NUM_CONTEXT_TOKENS = 8  # a character has at most four bytes, so the last few tokens decide its state

@@ -22,7 +22,6 @@ from tandem.core.errors import CapacityError
 _TRIAL = Path(__file__).with_name("grammar_trial.py")
 # For one grammar; the subprocess limits its own processor time, so this is for a machine that gives it none.
 _TIMEOUT_S = 30.0
-# NOTE: with these a grammar ends its trial: an error of Python's, no time, no memory, no stack
 # NOTE: exit statuses for which the grammar is to blame: an error of Python's, no time, no memory, no stack.
 _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))}
 
@@ -30,7 +29,8 @@ _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.
 class GrammarSandbox:
     """Runs the subprocess, which is started on demand and again after a grammar ended it. Any thread may call.
 
-    `special_tokens`: those that a grammar may name, by id.
+    Args:
+        special_tokens: those that a grammar may name, by id.
     """
 
     def __init__(self, special_tokens: Mapping[int, str]) -> None:

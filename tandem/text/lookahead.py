@@ -22,13 +22,13 @@ def look_ahead_once(tree: nodes.Template) -> None:
         if not isinstance(loop.iter, nodes.Name):
             continue
         for holder, inner in list(_loops(loop.body)):
-            if not _is_search(inner, loop.iter.name):
+            if not _is_later_search(inner, loop.iter.name):
                 continue
             name = f"_tandem_later{number}"
             number += 1
             place = next(index for index, node in enumerate(siblings) if node is loop)
-            siblings[place:place] = _search(name, loop.iter.name, inner)
-            _replace(holder, inner, _found(name, inner))
+            siblings[place:place] = _search_statements(name, loop.iter.name, inner)
+            _replace(holder, inner, _replacement(name, inner))
 
 
 def _loops(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.For]]:
@@ -41,8 +41,8 @@ def _loops(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.For
                 yield from _loops(branch)
 
 
-def _is_search(loop: nodes.For, messages: str) -> bool:
-    """Whether a loop goes over the later messages and only sets a value where one fulfils a condition."""
+def _is_later_search(loop: nodes.For, messages: str) -> bool:
+    """Whether a loop goes over the later ones of `messages` and only sets a value where one fulfils a condition."""
     rest = loop.iter
     if not (isinstance(rest, nodes.Getitem) and isinstance(rest.node, nodes.Name) and rest.node.name == messages):
         return False
@@ -63,11 +63,11 @@ def _is_search(loop: nodes.For, messages: str) -> bool:
     is_set = (
         isinstance(done, nodes.Assign) and isinstance(done.target, nodes.NSRef) and isinstance(done.node, nodes.Const)
     )
-    return is_set and _is_of(only.test, loop.target.name)
+    return is_set and _reads_only(only.test, loop.target.name)
 
 
-def _is_of(condition: nodes.Node, name: str) -> bool:
-    """Whether a condition reads only the message, and can be evaluated for every message without an error."""
+def _reads_only(condition: nodes.Node, name: str) -> bool:
+    """Whether a condition reads only the message `name`, and can be evaluated for every message without an error."""
     match condition:
         case nodes.Compare():
             left, (right,) = condition.expr, condition.ops if len(condition.ops) == 1 else (None,)
@@ -80,7 +80,7 @@ def _is_of(condition: nodes.Node, name: str) -> bool:
             return condition.name in _TESTS and not condition.args and _is_member(condition.node, name)
         case nodes.Getattr():
             return _is_member(condition, name)
-    return isinstance(condition, _LOGIC) and all(_is_of(each, name) for each in condition.iter_child_nodes())
+    return isinstance(condition, _LOGIC) and all(_reads_only(each, name) for each in condition.iter_child_nodes())
 
 
 def _is_member(node: nodes.Node, name: str) -> bool:
@@ -89,14 +89,14 @@ def _is_member(node: nodes.Node, name: str) -> bool:
     return isinstance(node, nodes.Const) or (isinstance(node, nodes.Getattr) and _is_name(node.node, name))
 
 
-def _search(name: str, messages: str, inner: nodes.For) -> list[nodes.Node]:
+def _search_statements(name: str, messages: str, inner: nodes.For) -> list[nodes.Node]:
     """Statements that set `name.at` to the number of the last message that fulfils the condition; -1: none."""
     line = inner.lineno
     (only,) = inner.body
     assert isinstance(only, nodes.If)
     least = nodes.Keyword("at", nodes.Const(-1, lineno=line), lineno=line)
     made = nodes.Call(nodes.Name("namespace", "load", lineno=line), [], [least], None, None, lineno=line)
-    found = nodes.Assign(nodes.NSRef(name, "at", lineno=line), _number(line), lineno=line)
+    found = nodes.Assign(nodes.NSRef(name, "at", lineno=line), _message_index(line), lineno=line)
     asked = nodes.If(only.test, [found], [], [], lineno=line)
     over = nodes.Name(messages, "load", lineno=line)
     return [
@@ -105,17 +105,17 @@ def _search(name: str, messages: str, inner: nodes.For) -> list[nodes.Node]:
     ]
 
 
-def _found(name: str, inner: nodes.For) -> nodes.If:
+def _replacement(name: str, inner: nodes.For) -> nodes.If:
     """Statement that replaces the loop: sets its value if a later message fulfils its condition."""
     line = inner.lineno
     (only,) = inner.body
     assert isinstance(only, nodes.If)
     at = nodes.Getattr(nodes.Name(name, "load", lineno=line), "at", "load", lineno=line)
-    is_later = nodes.Compare(at, [nodes.Operand("gt", _number(line), lineno=line)], lineno=line)
+    is_later = nodes.Compare(at, [nodes.Operand("gt", _message_index(line), lineno=line)], lineno=line)
     return nodes.If(is_later, only.body, [], [], lineno=line)
 
 
-def _number(line: int) -> nodes.Getattr:
+def _message_index(line: int) -> nodes.Getattr:
     return nodes.Getattr(nodes.Name(_LOOP, "load", lineno=line), "index0", "load", lineno=line)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import nodes
 
 RENDERING = "_tandem_rendering"  # the variable of a resumable template, a `resumption.PartialRendering`
+# Filters by which the rewritten loop calls the methods of the `PartialRendering`; `sandbox` defines them.
 BEGIN, ITEMS, IS_SHOWN, ENTER, INNER = (f"_tandem_{name}" for name in ("begin", "items", "is_shown", "enter", "inner"))
 _MESSAGES, _LOOP, _INDEX = "messages", "loop", "index0"
 _OUTER_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "nextitem", "previtem"})

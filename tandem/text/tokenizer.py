@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
+from tandem.text.decoder_rules import DecoderRules
 from tandem.text.files import (
     MAX_TOKENIZER_BYTES,
     NAMED_TOKENS,
@@ -23,7 +24,6 @@ from tandem.text.files import (
     read_tokenizer_config,
     token_content,
 )
-from tandem.text.pieces import DecoderRules
 
 
 class Tokenizer:

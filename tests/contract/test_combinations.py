@@ -13,7 +13,7 @@ import pytest
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import build_engine
 from tandem.kvcache.manager import KVCacheManager
@@ -139,7 +139,7 @@ def test_a_planted_fault_of_cached_prefixes_is_found(tmp_path: Path, monkeypatch
 
 def _half_right(asks: list[Ask], answers: list[Answer]) -> Speculation:
     known = {tuple(ask.prompt): tokens for ask, (tokens, *_) in zip(asks, answers, strict=True)}
-    return Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
+    return Speculation(ReplayDrafter(known, 256, 0.6), adapts=False)
 
 
 @pytest.mark.parametrize("seed", seeds(3, 200))

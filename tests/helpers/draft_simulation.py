@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.core.sampling_params import SamplingParams
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 
@@ -43,7 +43,7 @@ class Quiet:
         return seconds
 
 
-class TimedDrafter(KnowingDrafter):
+class TimedDrafter(ReplayDrafter):
     """Takes `depth_s` for each token of the longest guess, and is right in `acceptance` of all. `now_s` is its time,
     and `seems_s` that at the pace of `disturbance`.
     """

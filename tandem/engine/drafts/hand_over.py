@@ -28,7 +28,8 @@ class LentDraftState:
 
 
 class DraftHandOver:
-    """Both ends of the hand-over, for one engine. Used by the engine's thread; `lent` by any thread.
+    """Both ends of the hand-over, for one engine: `lending`, then `lent` where the prompt is computed; `take` where the
+    request is decoded. Used by the engine's thread; `lent` by any thread.
 
     Args:
         carrier: the drafter.
@@ -52,10 +53,11 @@ class DraftHandOver:
         return self.carrier.fingerprint
 
     def lending(self, request_id: str, lease_id: str) -> Callable[[bool], None]:
-        """Returns a function that copies a request's state into pages under a lease; `lent` returns its result.
+        """Returns a function that copies a request's state into pages under a lease, given whether the engine still
+        runs; `lent` returns its result.
 
-        Call it after the step that chose the request's last token and before the next step. Its argument tells whether
-        the engine still runs; if not, there is no state.
+        Call it after the step that chose the request's last token and before the next step. If the engine has stopped,
+        there is no state.
         """
         self._lent[request_id] = future = Future[LentDraftState | None]()
         return partial(self._lend, request_id, lease_id, future)

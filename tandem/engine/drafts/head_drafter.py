@@ -1,10 +1,11 @@
 """Drafter by a head: guesses from the served model's own hidden states (MTP, EAGLE-3).
 
-Row i of a request belongs to its position `first + i`: the served model's hidden states there and the token after it.
-Rows wait until guesses are asked for, or until they fill a step, so prompts are computed in chunks and answers without
-drafts cost little. A request's rows continue another worker's `DraftState`, or a cached prefix of rows. Without either
-they start at the first position that this worker computes. Rotary embeddings see distances only, so rows are counted
-from there. A block of rows depends on the token after it too, so its hash covers that token.
+A head is a small network whose input is rows: row i of a request is the served model's hidden states at position
+`first + i` and the token after it. Rows wait until guesses are asked for, or until they fill a step, so prompts are
+computed in chunks and answers without drafts cost little. A request's rows continue another worker's `DraftState`, or a
+cached prefix of rows. Without either they start at the first position that this worker computes. Rotary embeddings see
+distances only, so rows are counted from there. A block of rows depends on the token after it too, so its hash covers
+that token.
 """
 
 import math
@@ -25,11 +26,12 @@ from tandem.models.heads.base import Head
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.step_deltas import TableChanges
 
-_MOST_OBSERVED = 64  # rows of steps that are kept as they came
+_MOST_OBSERVED = 64  # rows of steps kept before they are sorted by request
 
 
 class HeadDrafter:
-    """A `Drafter`, `StateReader` and `StateCarrier` by a head. Guesses are drawn as in `ModelDrafter`.
+    """Implements `Drafter`, `StateReader` and `StateCarrier`, which `drafter` describes. Guesses are drawn with the
+    random numbers of the request, as in `ModelDrafter`.
 
     Args:
         head: guesses.

@@ -60,8 +60,8 @@ class _Followed:
 
 
 class ModelDrafter:
-    """A `Drafter`. Guesses are drawn with the request's temperature, top-k, top-p and min-p, and with the random
-    numbers of its seed and positions, so that two models that agree draw the same tokens.
+    """Implements `drafter.Drafter`. Guesses are drawn with the request's temperature, top-k, top-p and min-p, and with
+    the random numbers of its seed and positions, so that two models that agree draw the same tokens.
 
     Args:
         forward: the draft model.

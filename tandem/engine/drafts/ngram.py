@@ -10,8 +10,8 @@ _MAX_MATCH = 8  # tokens that are compared
 
 
 class NgramDrafter:
-    """A `Drafter` that copies what followed the longest earlier match of the last tokens, the most recent one if
-    several.
+    """Implements `drafter.Drafter`: copies what followed the longest earlier match of the last tokens, the most recent
+    one if several.
 
     Args:
         min_match: tokens that must agree.

@@ -75,7 +75,7 @@ class Speculation:
     def _measure_anew(self) -> None:
         """Forget all times."""
         self._plain_times = PlainTimes()
-        self._checking_times = StepTimes()  # of steps with drafts, by number of rows
+        self._verifying_times = StepTimes()  # of steps with drafts, by number of rows
         self._depth_times = StepTimes()  # of the drafter, for one token of each guess, by number of guesses
         self._pace = Pace()  # all times are divided by it
 
@@ -136,7 +136,7 @@ class Speculation:
         num_other_rows = sum(item.num_tokens for item in step.scheduled if not item.samples)
         num_rows = len(sampled) + num_other_rows
         lengths = self._lengths({name: len(guess) for name, guess in guesses.items()}, num_rows)
-        if not self._pace.is_usual and self._checking_times.count(num_rows + sum(lengths.values())) < NUM_SURE:
+        if not self._pace.is_usual and self._verifying_times.count(num_rows + sum(lengths.values())) < NUM_SURE:
             return {}  # NOTE: at what pace a new number of rows is measured would not be known
         return {request_id: guesses[request_id][:length] for request_id, length in lengths.items()}
 
@@ -149,10 +149,10 @@ class Speculation:
         self._depth_times.pass_step()
         if is_decode and num_drafts:
             self._plain_times.pass_step(num_requests)
-            self._note_checking(step.num_tokens, num_requests, sum(map(len, sampled.values())), seconds)
+            self._note_verifying(step.num_tokens, num_requests, sum(map(len, sampled.values())), seconds)
             self._note_times(step.num_tokens, num_requests, seconds)
             return
-        self._checking_times.pass_step()
+        self._verifying_times.pass_step()
         if is_decode:
             self._plain_times.note(num_requests, self._at_pace(seconds, self._plain_times.seconds(num_requests)))
         else:
@@ -163,8 +163,8 @@ class Speculation:
         plain_s = self._plain_times.seconds(num_requests)
         if isinf(plain_s):
             return
-        is_sure = self._checking_times.count(num_rows) >= NUM_SURE
-        usual_s = self._checking_times.measured(num_rows) if is_sure else None
+        is_sure = self._verifying_times.count(num_rows) >= NUM_SURE
+        usual_s = self._verifying_times.measured(num_rows) if is_sure else None
         step_s = seconds if usual_s is None else usual_s * self._pace.factor
         self._times = DraftTimes(plain_s=plain_s * self._pace.factor, step_s=step_s)
 
@@ -176,10 +176,10 @@ class Speculation:
                 self._measure_anew()
         return seconds / self._pace.factor
 
-    def _note_checking(self, num_rows: int, num_requests: int, num_tokens: int, seconds: float) -> None:
+    def _note_verifying(self, num_rows: int, num_requests: int, num_tokens: int, seconds: float) -> None:
         """Record a step with drafts. One that other work disturbed counts as little more than is usual."""
-        seconds = self._at_pace(seconds, self._checking_times.measured(num_rows) or inf)
-        times, plain_s = self._checking_times, self._plain_times.seconds(num_requests)
+        seconds = self._at_pace(seconds, self._verifying_times.measured(num_rows) or inf)
+        times, plain_s = self._verifying_times, self._plain_times.seconds(num_requests)
         times.note(num_rows, seconds)
         if times.count(num_rows) == 1:
             self._plain_times.doubt(num_requests)  # NOTE: so both are measured at one pace
@@ -206,7 +206,7 @@ class Speculation:
 
     def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
         """Number of tokens to guess for each request: all that are allowed if guessing costs next to nothing, few if
-        its cost was never measured, else as many as are worth checking. A drafter that does not pay is tried again
+        its cost was never measured, else as many as are worth verifying. A drafter that does not pay is tried again
         after longer and longer pauses, in which that is not calculated anew while the batch has as many requests.
         """
         batch = len(candidates), num_requests
@@ -260,10 +260,10 @@ class Speculation:
             self._allowance.note_gain(-min(seconds, usual_s + _MOST_UNUSUAL * plain_s) / plain_s)
 
     def _lengths(self, sizes: Mapping[str, int], num_rows: int, depth_s: float = 0.0) -> Mapping[str, int]:
-        """Number of drafts to check of guesses of these sizes; requests that should have none are left out."""
+        """Number of drafts to verify of guesses of these sizes; requests that should have none are left out."""
         plain_s = self._plain_times.seconds(num_rows)
         guesses = [Guess(size, self._acceptance_of(request_id)) for request_id, size in sizes.items()]
-        lengths = choose_lengths(guesses, num_rows, self._checking_times.curve((num_rows, plain_s)), depth_s)
+        lengths = choose_lengths(guesses, num_rows, self._verifying_times.curve((num_rows, plain_s)), depth_s)
         return {request_id: length for request_id, length in zip(sizes, lengths, strict=True) if length}
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:

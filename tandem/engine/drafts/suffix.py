@@ -31,7 +31,7 @@ class _Followed:
 
 
 class SuffixDrafter:
-    """A `Drafter` that guesses from earlier text. Answers are shared only between requests of an equal `hash_root`
+    """Implements `drafter.Drafter` by earlier text. Answers are shared only between requests of an equal `hash_root`
     (scope).
     """
 

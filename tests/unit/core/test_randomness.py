@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tandem.core.randomness import choice_seed, following, uniform
+from tandem.core.randomness import choice_seed, derived_uniform, uniform
 
 
 def test_draws_and_seeds_are_pinned_across_platforms_and_releases() -> None:
@@ -19,11 +19,11 @@ def test_draws_and_seeds_are_pinned_across_platforms_and_releases() -> None:
 def test_numbers_that_follow_are_pinned_in_range_and_evenly_spread() -> None:
     numbers = [uniform(0, 0)]
     for _ in range(10_000):
-        numbers.append(following(numbers[-1]))
+        numbers.append(derived_uniform(numbers[-1]))
     assert all(0.0 <= number < 1.0 for number in numbers)
     assert len(set(numbers)) == len(numbers)
     counts = Counter(int(20 * number) for number in numbers[1:])
     assert sum((counts[i] - 500) ** 2 / 500 for i in range(20)) < 43.8  # 19 degrees of freedom, p = 0.001
     assert numbers[1:3] == [0.619258041154156, 0.6694307045661528]
-    assert 0.0 <= following(0.0) < 1.0
-    assert 0.0 <= following(1.0 - 2.0**-53) < 1.0
+    assert 0.0 <= derived_uniform(0.0) < 1.0
+    assert 0.0 <= derived_uniform(1.0 - 2.0**-53) < 1.0

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.artificial import RandomDrafter
 from tandem.engine.drafts.drafter import Drafter
-from tandem.engine.drafts.known import BlindDrafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.drafts.suffix import SuffixDrafter
@@ -86,7 +86,7 @@ class Models:
             "mtp": lambda: head_drafter(self.mtp, "mtp", **size),
             "knowing": lambda: Knowing(plain),
             "lying": lambda: Knowing(plain, shift=1),
-            "blind": lambda: BlindDrafter(VOCAB_SIZE),
+            "blind": lambda: RandomDrafter(VOCAB_SIZE),
         }
         return made[name]()
 

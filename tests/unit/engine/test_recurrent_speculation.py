@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.engine import Engine
 from tandem.scheduler.request import Handoff
@@ -133,7 +133,7 @@ def test_a_chat_goes_on_from_the_states_of_an_answer_with_drafts(granite: Path) 
     prompt, free = PROMPTS["greedy"], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     whole = token_ids(answer(tiny_engine(granite, **NATIVE), prompt, free))
     plain = drafting_engine(granite, None, **NATIVE)
-    drafting = drafting_engine(granite, checking_all(KnowingDrafter({tuple(prompt): whole}, VOCAB_SIZE)), **NATIVE)
+    drafting = drafting_engine(granite, checking_all(ReplayDrafter({tuple(prompt): whole}, VOCAB_SIZE)), **NATIVE)
     last = [place for place in range(18, 27) if whole.index(whole[place]) == place]
     assert len(last) > 6
     for place in last:
@@ -167,7 +167,7 @@ def test_what_another_worker_began_is_exact(granite: Path, name: str) -> None:
     """The decode worker drafts from the first step, from a state that it never computed."""
     prompt = PROMPTS["filtered"][:20] * 3
     expected = token_ids(answer(tiny_engine(granite, **NATIVE), prompt, PARAMS[name]))
-    speculation = checking_all(KnowingDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
+    speculation = checking_all(ReplayDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
     source, destination = Side(granite, **NATIVE), Side(granite, speculation, **NATIVE)
     assert hand_off(source, destination, prompt, PARAMS[name]) == expected
     assert 0 < destination.engine.counters.num_accepted < destination.engine.counters.num_drafted

@@ -12,8 +12,8 @@ import torch
 
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.artificial import RandomDrafter, ReplayDrafter
 from tandem.engine.drafts.drafter import Drafter
-from tandem.engine.drafts.known import BlindDrafter, KnowingDrafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.drafts.suffix import SuffixDrafter
@@ -77,10 +77,10 @@ def plain(llama: Path) -> dict[str, list[int]]:
 def drafters(plain: Mapping[str, Sequence[int]]) -> dict[str, Callable[[], Drafter]]:
     answers = {tuple(PROMPTS[name]): tokens for name, tokens in plain.items()}
     return {
-        "knowing": lambda: KnowingDrafter(answers, VOCAB_SIZE),
-        "half": lambda: KnowingDrafter(answers, VOCAB_SIZE, 0.6),
-        "lying": lambda: KnowingDrafter(answers, VOCAB_SIZE, 0.0),
-        "blind": lambda: BlindDrafter(VOCAB_SIZE),
+        "knowing": lambda: ReplayDrafter(answers, VOCAB_SIZE),
+        "half": lambda: ReplayDrafter(answers, VOCAB_SIZE, 0.6),
+        "lying": lambda: ReplayDrafter(answers, VOCAB_SIZE, 0.0),
+        "blind": lambda: RandomDrafter(VOCAB_SIZE),
         "ngram": lambda: NgramDrafter(1),
         "suffix": SuffixDrafter,
     }
@@ -136,7 +136,7 @@ def test_logits_are_those_without_drafts_bit_for_bit(llama: Path) -> None:
     prompt = PROMPTS["greedy"]
     answer = serve_alone(llama, {"r": prompt}, {"r": PARAMS["greedy"]}, **options)["r"]
     found = []
-    for speculation in (None, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE, 0.6))):
+    for speculation in (None, checking_all(ReplayDrafter({tuple(prompt): answer}, VOCAB_SIZE, 0.6))):
         engine = drafting_engine(llama, speculation, **options)
         request_id = engine.add_request(PROMPTS["greedy"], PARAMS["greedy"])
         found.append([output.logprobs for output in drain(engine)[request_id, 0]])
@@ -189,7 +189,7 @@ def test_what_another_worker_began_is_exact(llama: Path, plain: dict[str, list[i
     options = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8, "kv_cache_bytes": 2 << 20}
     prompt = PROMPTS["filtered"][:20] * 3
     expected = serve_alone(llama, {"r": prompt}, {"r": PARAMS[name]})["r"]
-    speculation = checking_all(KnowingDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
+    speculation = checking_all(ReplayDrafter({tuple(prompt): expected}, VOCAB_SIZE, 0.6))
     source, destination = Side(llama, **options), Side(llama, speculation, **options)
     assert hand_off(source, destination, prompt, PARAMS[name]) == expected
     assert 0 < destination.engine.counters.num_accepted < destination.engine.counters.num_drafted
@@ -225,7 +225,7 @@ def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(llama: Path)
     answer, all_text = token_ids(outputs), text(outputs)
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, stop=(all_text[5:8],))
     found = []
-    for speculation in (None, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE))):
+    for speculation in (None, checking_all(ReplayDrafter({tuple(prompt): answer}, VOCAB_SIZE))):
         engine = drafting_engine(llama, speculation)
         request_id = engine.add_request(prompt, params)
         outputs = drain(engine)[request_id, 0]
@@ -243,7 +243,7 @@ def test_an_end_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> Non
     prompt = PROMPTS["greedy"]
     answer = serve_alone(llama, {"r": prompt}, {"r": PARAMS["greedy"]})["r"]
     params = SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(answer[4],))
-    engine = drafting_engine(llama, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE)))
+    engine = drafting_engine(llama, checking_all(ReplayDrafter({tuple(prompt): answer}, VOCAB_SIZE)))
     request_id = engine.add_request(prompt, params)
     assert token_ids(drain(engine)[request_id, 0]) == answer[: answer.index(answer[4]) + 1]
 
@@ -264,7 +264,7 @@ def test_a_thinking_budget_that_ends_amid_drafts_is_kept_to_the_token(
     end = next(index for index in range(len(answer)) if answer[index : index + 2] == [10, 11])
     assert end <= budget
     for acceptance in (1.0, 0.6):
-        drafter = KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE, acceptance)
+        drafter = ReplayDrafter({tuple(prompt): answer}, VOCAB_SIZE, acceptance)
         engine = drafting_engine(llama, checking_all(drafter))
         engine.add_request(prompt, params, request_id="r")
         assert token_ids(drain(engine)["r", 0]) == answer

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.compute.native.exchange import SharedPipe
 from tandem.core.errors import ConfigurationError, RanksLostError
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import assemble, build_engine
 from tandem.ranks.group import RankGroup, share_of
@@ -121,7 +121,7 @@ def test_drafts_are_computed_where_their_request_is_decoded(tmp_path: Path, num_
     path = saved(tmp_path, "granite_hybrid")
     expected = answers(build_engine(ranked_config(path)))
     known = {tuple(PROMPTS[name]): tokens_of(expected[name, 0]) for name in ("greedy", "sampled", "drafted")}
-    half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
+    half_right = Speculation(ReplayDrafter(known, 256, 0.6), adapts=False)
     config = ranked_config(path, max_num_batched_tokens=100)
     with led_engine(config, 4, num_stages=num_stages, num_contexts=2, speculation=half_right) as (engine, _):
         found = answers(engine)

@@ -19,7 +19,7 @@ from tandem.core.errors import ConfigurationError, EngineStoppedError, RanksLost
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.async_engine import AsyncEngine
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.ranks import ShardSizes
@@ -103,7 +103,7 @@ def test_each_rank_carries_its_states_on_behind_right_drafts(family: str, tmp_pa
     config = ranked_config(path)
     expected = answers(build_engine(config))
     known = {tuple(PROMPTS[name]): _tokens(expected[name, 0]) for name in ("greedy", "sampled", "drafted")}
-    half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
+    half_right = Speculation(ReplayDrafter(known, 256, 0.6), adapts=False)
     with led_engine(config, 2, speculation=half_right) as (engine, _):
         found = answers(engine)
         assert {key: _tokens(each) for key, each in found.items()} == {k: _tokens(v) for k, v in expected.items()}

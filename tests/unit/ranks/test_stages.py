@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ConfigurationError, RanksLostError
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import assemble, build_engine
 from tandem.ranks.group import RankGroup, share_of
@@ -97,7 +97,7 @@ def test_each_stage_carries_its_states_on_behind_right_drafts(tmp_path: Path) ->
     expected = answers(build_engine(ranked_config(path)))
     tokens = {key: tokens_of(outputs) for key, outputs in expected.items()}
     known = {tuple(PROMPTS[name]): tokens[name, 0] for name in ("greedy", "sampled", "drafted")}
-    half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
+    half_right = Speculation(ReplayDrafter(known, 256, 0.6), adapts=False)
     with led_engine(ranked_config(path), 2, num_stages=2, speculation=half_right) as (engine, _):
         found = answers(engine)
         assert {key: tokens_of(outputs) for key, outputs in found.items()} == tokens

@@ -70,7 +70,7 @@ class Sharing:
     num_added: int = 0
     num_finished: int = 0
     num_fetched: int = 0
-    num_evicted: int = 0
+    num_failed: int = 0
 
     def add(self) -> None:
         prompt = [self.rng.randrange(2)] * self.rng.choice((0, 4, 9, 16, 30)) + [
@@ -104,9 +104,9 @@ class Sharing:
             is_expecting = request.handoff.num_expected_tokens and request.request_id not in self.given_up
             if is_expecting and request.was_admitted:
                 assert request.request_id in self.reserved, "whoever brings the KV was not told where to, or not to"
-        for request in self.bench.scheduler.take_evicted():
+        for request in self.bench.scheduler.take_failed():
             assert request.handoff.lease_id is not None
-            self.num_evicted += 1
+            self.num_failed += 1
             del self.live[request.request_id]
         self.settle(self.bench.scheduler.update(output, self.bench.execute(output)))
         self.take_kv_events()
@@ -247,7 +247,7 @@ class Sharing:
 def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(
     layout: KVLayout, prefix_caching: bool, num_longest: int
 ) -> None:
-    num_finished = num_fetched = num_evicted = 0
+    num_finished = num_fetched = num_failed = 0
     for seed in range(6):
         rng = random.Random(seed)
         budget = rng.choice((6, 16, 64))
@@ -267,6 +267,6 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(
         assert bench.kv.num_unpromised == usage.total
         num_finished += sharing.num_finished
         num_fetched += sharing.num_fetched
-        num_evicted += sharing.num_evicted
+        num_failed += sharing.num_failed
     assert num_finished > 100
     assert num_fetched > 20

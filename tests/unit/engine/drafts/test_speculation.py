@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.allowance import MOST, SHARE
-from tandem.engine.drafts.known import KnowingDrafter
+from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tests.helpers.draft_simulation import (
@@ -239,7 +239,7 @@ def test_a_drafter_that_has_become_right_is_noticed(depth_s: float) -> None:
 
 
 def test_released_requests_are_forgotten() -> None:
-    speculation = Speculation(KnowingDrafter({(1, 2): answer_of(0, 9)}, 100))
+    speculation = Speculation(ReplayDrafter({(1, 2): answer_of(0, 9)}, 100))
     new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
     step = SchedulerOutput(new, (ScheduledRequest("r", 0, [1, 2], True),), ())
     speculation.begin(step)

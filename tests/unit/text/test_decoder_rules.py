@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.text.decoder_rules import DecoderRules
 from tandem.text.detokenizer import IncrementalDetokenizer
-from tandem.text.pieces import DecoderRules
 from tandem.text.tokenizer import Tokenizer
 
 REPLACE = decoders.Replace("▁", " ")

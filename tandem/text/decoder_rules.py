@@ -1,4 +1,4 @@
-"""Bytes that each token adds to the text, derived from the checkpoint's decoder, so that text can be streamed.
+"""Derives the bytes that each token adds to the text from the checkpoint's decoder, so that text can be streamed.
 
 Invariant: for valid UTF-8, joining the bytes of all tokens of a sequence equals decoding it whole. A decoder whose
 output depends on more than single tokens is refused, never approximated.
@@ -19,10 +19,13 @@ _MAX_DEPTH = 8
 class DecoderRules:
     """Rules by which token strings become text. Read from the `decoder` of a tokenizer.json.
 
-    `byte_level`: characters stand for bytes (GPT-2). `byte_fallback`: "<0xNN>" stands for a byte (sentencepiece).
-    `replacements`, pairs of a text and its substitute, act on each token in order. `separator` comes before each token
-    but the first. At the start of the text up to `num_stripped` times `stripped` is
-    removed, or, where `first_token_drops` is set, every such character of the first token.
+    Args:
+        byte_level: characters stand for bytes (GPT-2).
+        byte_fallback: "<0xNN>" stands for a byte (sentencepiece).
+        replacements: pairs of a text and its substitute, applied to each token in order.
+        separator: comes before each token but the first.
+        stripped, num_stripped: removed at the start of the text, up to `num_stripped` times.
+        first_token_drops: character of which every occurrence in the first token is removed instead; "" = none.
     """
 
     byte_level: bool = False

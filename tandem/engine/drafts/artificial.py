@@ -1,4 +1,6 @@
-"""Drafters for tests and benchmarks: one with a given share of right guesses, and one that guesses at random."""
+"""Drafters (`drafter.Drafter`) for tests and benchmarks: one makes a given share of right guesses, one guesses at
+random.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +12,16 @@ from tandem.scheduler.output import NewRequest
 @dataclass(slots=True)
 class _Answer:
     token_ids: Sequence[int]
-    num_told: int
+    num_reached: int
 
 
-class KnowingDrafter:
-    """A `Drafter` of requests whose answers are known, as from an earlier run.
+class ReplayDrafter:
+    """Guesses from answers that are known, as from an earlier run.
 
     Args:
         answers: output tokens by prompt.
         vocab_size: of the model.
-        acceptance: share of right guesses: 1 always knows, 0 always lies. Which ones depends on their position. May
+        acceptance: share of right guesses, from 0 to 1; which ones are right depends on their position. May
             be changed.
     """
 
@@ -36,13 +38,13 @@ class KnowingDrafter:
         self._followed[request.request_id] = _Answer(answer, len(request.output_token_ids))
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
-        self._followed[request_id].num_told += len(token_ids)
+        self._followed[request_id].num_reached += len(token_ids)
 
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
         drafts = {}
         for request_id, limit in limits.items():
             answer = self._followed[request_id]
-            following = enumerate(answer.token_ids[answer.num_told : answer.num_told + limit], answer.num_told)
+            following = enumerate(answer.token_ids[answer.num_reached : answer.num_reached + limit], answer.num_reached)
             drafts[request_id] = [self._guess(position, token_id) for position, token_id in following]
         return drafts
 
@@ -53,8 +55,8 @@ class KnowingDrafter:
         return token_id if uniform(0, position) < self.acceptance else (token_id + 1) % self._vocab_size
 
 
-class BlindDrafter:
-    """A `Drafter` that guesses random tokens, as many as are allowed.
+class RandomDrafter:
+    """Guesses random tokens, as many as are allowed.
 
     Args:
         vocab_size: of the model.
