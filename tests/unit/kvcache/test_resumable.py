@@ -32,8 +32,9 @@ MIXTURES = {
     "two windows": layout_of(None, 6, 14),
     "window and state": toy_layout(ATTENTION, STATE, SLIDING),
     "two growing, rows": toy_layout(ATTENTION, RowsSpec(6, "float32", 10), ATTENTION),
+    "two growing": layout_of(None, None),
 }
-NAMED = {name: layout for name, layout in LAYOUTS.items() if names_states(layout)} | MIXTURES
+NAMED = {name: layout for name, layout in (LAYOUTS | MIXTURES).items() if names_states(layout)}
 
 
 def chain_to(name: bytes) -> list[bytes]:
@@ -43,22 +44,23 @@ def chain_to(name: bytes) -> list[bytes]:
 
 def expected(layout: KVLayout, held: set[tuple[bytes, int]]) -> set[bytes]:
     """Blocks on an unbroken way from themselves to one after which a request can continue, and names of those."""
+    bounded = [group for group, found in enumerate(layout.groups) if found.spec.is_bounded]
+    growing = set(range(len(layout.groups))) - set(bounded)
 
     def can_continue(name: bytes) -> bool:
-        chain = chain_to(name)
-        needed = {(name, 0)}
-        for group, found in enumerate(layout.groups):
-            if found.spec.is_bounded:
-                first = layout.first_needed(group, len(chain) * layout.block_size)
-                needed |= {(each, group) for each in chain[first:]}
+        chain, needed = chain_to(name), {(name, group) for group in growing}
+        for group in bounded:
+            first = layout.first_needed(group, len(chain) * layout.block_size)
+            needed |= {(each, group) for each in chain[first:]}
         return needed <= held
 
     def is_useful(name: bytes) -> bool:
-        if (name, 0) not in held:
+        if not all((name, group) in held for group in growing):
             return False
         return can_continue(name) or any(is_useful(child) for child, parent in TREE.items() if parent == name)
 
-    return {name for name in TREE if is_useful(name)} | {resume_name(name) for name in TREE if can_continue(name)}
+    names = {resume_name(name) for name in TREE if can_continue(name)} if bounded else set()
+    return {name for name in TREE if is_useful(name)} | names
 
 
 class Told:
@@ -168,10 +170,11 @@ def test_a_window_that_was_evicted_ends_the_prefix_that_an_index_counts() -> Non
         assert kv.match(hashes, len(letters)).num_blocks == num_blocks
 
 
-def test_layers_that_keep_something_of_every_token_need_no_translation() -> None:
+def test_a_single_group_or_none_that_grows_needs_no_translation() -> None:
     sink = list[BlockEvent]().append
-    assert resumable_events(layout_of(None, None), sink) is sink
-    assert resumable_events(layout_of(8), sink) is sink
-    assert resumable_events(layout_of(None), None) is None
+    for windows in ((None,), (8,), (8, 14)):
+        assert resumable_events(layout_of(*windows), sink) is sink
+    assert resumable_events(layout_of(None, 8), None) is None
+    assert not names_states(layout_of(None, None))
     named = {name for name, layout in LAYOUTS.items() if names_states(layout)}
     assert named == {"latent+sliding", "entries+parts+rows", "full+recurrent", "latent+sliding+2 recurrent"}

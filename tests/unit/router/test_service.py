@@ -568,7 +568,7 @@ def test_a_prefix_counts_as_far_as_its_states_let_it_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "in_prefill", "in_decode"), [(1, (124, 124, 64), (0, 0, 0)), (0, (125, 124, 93), (125, 124, 93))]
+    ("request_bytes", "in_prefill", "in_decode"), [(1, (124, 124, 64), (0, 0, 0)), (0, (0, 124, 0), (124, 124, 93))]
 )
 def test_what_was_just_sent_counts_to_where_its_states_are_kept(
     request_bytes: int, in_prefill: tuple[int, ...], in_decode: tuple[int, ...]
