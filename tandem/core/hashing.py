@@ -41,9 +41,7 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
 
 
 def resume_name(block_hash: bytes) -> bytes:
-    """Name under which constant (recurrent) states after this block are reported to an index: its hash with swapped
-    halves.
-    """
+    """Name under which an index is told that a request can continue after this block: its hash with swapped halves."""
     return block_hash[HASH_BYTES // 2 :] + block_hash[: HASH_BYTES // 2]
 
 

@@ -1,106 +1,184 @@
-"""Translates a pool's block events, for models with recurrent layers, into events of prefixes that can be resumed.
+"""Translates a pool's block events, for models of several KV groups, into events of prefixes that can be resumed.
 
-A recurrent layer keeps one (*constant*) state instead of one a token. A worker may hold the K and V of a block but no
-state from which a request could continue there or later; such a block must not be reported to the locality index. The
-blocks after which a request can continue are reported too, as blocks of their own name (`resume_name`).
+A block counts as held where all *growing* groups hold it, those that keep every token. A bounded group keeps only what
+its next query reads: one (*constant*) state, or the tokens of its window. A worker may hold a block, but not what the
+bounded groups need to continue there or later; such a block must not be reported to the locality index. The blocks
+after which a request can continue are reported too, as blocks of their own name (`resume_name`).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved, BlockStored
 from tandem.core.hashing import resume_name
 from tandem.kvcache.spec import KVLayout
 
 _COUNTED_GROUP = 0  # as of the locality index
+_FAR = 1 << 40  # a position that no request reaches
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
-    """State of one block: whether its K and V are held, and how many of its constant states. `num_later`: blocks that
-    follow it directly and are resumable or lead to one.
+    """State of one block.
+
+    Args:
+        copies: by kind of group, the number of groups that hold it: all growing ones are one kind, the bounded ones
+            with the same spec another.
+        runs: by bounded kind, the number of consecutive blocks of its chain up to this one that all groups of the kind
+            hold; 0 = not this one. Not counted beyond what any query reads.
+        depth: number of blocks before it; None = not known, since one before it was never reported.
+        children: the blocks that follow it directly and of which anything is held.
+        is_held: whether all growing groups hold it.
+        num_useful: of `children`, those that are reported.
     """
 
-    parent_hash: bytes | None = None
+    block_hash: bytes
+    copies: list[int]
+    runs: list[int]
+    depth: int | None = None
+    parent: "_Block | None" = None
+    children: "list[_Block]" = field(default_factory=list)
     is_held: bool = False
-    num_states: int = 0
-    num_later: int = 0
+    is_resumable: bool = False
+    is_reported: bool = False
+    num_useful: int = 0
 
 
 class ResumableEvents:
-    """Receives a pool's events and emits events of group 0: a block is stored while it is held together with the
-    constant states of itself or of a later block of its chain. While its own states are held, its `resume_name` is
-    stored too.
+    """Receives a pool's events and emits events of group 0: a block is stored while it is held and a request can
+    continue after it or after a later block of its chain. While one can continue after the block itself, its
+    `resume_name` is stored too, if the layout has bounded groups.
 
     Args:
-        num_state_groups: KV groups that hold constant states; group 0 is none of them.
+        layout: group 0 keeps every token.
         emit: receives the events.
     """
 
-    def __init__(self, num_state_groups: int, emit: BlockEventSink) -> None:
-        self._num_state_groups = num_state_groups
+    def __init__(self, layout: KVLayout, emit: BlockEventSink) -> None:
+        self._layout = layout
         self._emit = emit
+        bounded = list(dict.fromkeys(found.spec for found in layout.groups if found.spec.is_bounded))
+        self._kinds = [bounded.index(each.spec) + 1 if each.spec.is_bounded else 0 for each in layout.groups]
+        self._sizes = [self._kinds.count(kind) for kind in range(len(bounded) + 1)]
+        self._bounded = [self._kinds.index(kind + 1) for kind in range(len(bounded))]  # a group of each kind
+        seen = (spec.most_seen(_FAR) for spec in bounded)
+        self._most = [max(1, math.ceil(num_tokens / layout.block_size)) for num_tokens in seen]
         self._blocks: dict[bytes, _Block] = {}
 
     def __call__(self, event: BlockEvent) -> None:
-        is_stored = isinstance(event, BlockStored)
-        block = self._blocks.setdefault(event.block_hash, _Block())
-        was_useful, was_resumable = self._is_useful(block), self._is_resumable(block)
-        if event.group == _COUNTED_GROUP:
-            block.is_held = is_stored
-        else:
-            block.num_states += 1 if is_stored else -1
+        is_stored, block = isinstance(event, BlockStored), self._block(event.block_hash)
         if isinstance(event, BlockStored):
-            block.parent_hash = event.parent_hash
-        if self._is_resumable(block) != was_resumable:
-            name = resume_name(event.block_hash)
-            self._emit((BlockRemoved if was_resumable else _stored)(name, _COUNTED_GROUP))
-        self._settle(event.block_hash, block, was_useful)
+            self._link(block, event.parent_hash)
+        kind = self._kinds[event.group]
+        block.copies[kind] += 1 if is_stored else -1
+        is_whole = block.copies[kind] == self._sizes[kind]
+        if kind:
+            self._count(block, kind - 1, is_whole)
+        elif is_whole != block.is_held:
+            block.is_held = is_whole
+            self._settle(block)
+        if not is_stored:
+            self._forget(block)
 
     def __len__(self) -> int:
-        """Number of blocks of which anything is held."""
+        """Number of blocks of which anything is remembered."""
         return len(self._blocks)
 
-    def _is_resumable(self, block: _Block) -> bool:
-        return block.is_held and block.num_states == self._num_state_groups
+    def _block(self, block_hash: bytes) -> _Block:
+        if block_hash not in self._blocks:
+            self._blocks[block_hash] = _Block(block_hash, [0] * len(self._sizes), [0] * len(self._most))
+        return self._blocks[block_hash]
 
-    def _is_useful(self, block: _Block) -> bool:
-        return self._is_resumable(block) or (block.is_held and block.num_later > 0)
+    def _link(self, block: _Block, parent_hash: bytes | None) -> None:
+        """Find the place of a block in its chain, if nothing of it was held before."""
+        if block.parent is not None:
+            return
+        if parent_hash is not None:
+            block.parent = self._block(parent_hash)
+            block.parent.children.append(block)
+        placed = [block] if block.depth is None else []
+        while placed:
+            found = placed.pop()
+            before = -1 if found.parent is None else found.parent.depth
+            if before is not None:
+                found.depth = before + 1
+                self._settle(found)
+                placed += found.children
 
-    def _settle(self, block_hash: bytes, block: _Block, was_useful: bool) -> None:
-        """Emit the change of a block, and update the counts of the blocks before it."""
-        while self._is_useful(block) != was_useful:
-            parent_hash = block.parent_hash
-            if was_useful:
-                self._emit(BlockRemoved(block_hash, _COUNTED_GROUP))
-            else:
-                self._emit(BlockStored(block_hash, parent_hash, _COUNTED_GROUP))
-            self._forget_if_empty(block_hash, block)
-            if parent_hash is None:
+    def _count(self, block: _Block, place: int, is_whole: bool) -> None:
+        """Update the runs of a block that all groups of a kind hold, or not any more, and of those after it. NOTE: of a
+        wide window there are hundreds.
+        """
+        before = 0 if block.parent is None else block.parent.runs[place]
+        most, changed = self._most[place], [(block, before + 1 if is_whole else 0)]
+        while changed:
+            found, run = changed.pop()
+            run = min(run, most)
+            while run != found.runs[place]:
+                found.runs[place] = run
+                if found.is_resumable or is_whole:
+                    self._settle(found)
+                if run < most:
+                    run += 1
+                if len(found.children) != 1:
+                    changed += [(child, run) for child in found.children if child.runs[place]]
+                    break
+                found = found.children[0]
+                if not found.runs[place]:
+                    break
+
+    def _can_continue(self, block: _Block) -> bool:
+        """Whether each bounded group holds what a query reads that follows the block."""
+        if block.runs == self._most or block.depth is None:
+            return block.runs == self._most
+        end = block.depth + 1
+        firsts = (self._layout.first_needed(group, end * self._layout.block_size) for group in self._bounded)
+        return all(run >= end - first for run, first in zip(block.runs, firsts, strict=True))
+
+    def _settle(self, block: _Block) -> None:
+        """Emit what changed about a block and those before it."""
+        is_resumable = block.is_held and self._can_continue(block)
+        if is_resumable != block.is_resumable:
+            block.is_resumable = is_resumable
+            if self._bounded:
+                self._tell(is_resumable, resume_name(block.block_hash), None)
+        found: _Block | None = block
+        while found is not None:
+            is_useful = found.is_held and (found.is_resumable or found.num_useful > 0)
+            if is_useful == found.is_reported:
                 return
-            change = -1 if was_useful else 1
-            block_hash, block = parent_hash, self._blocks.setdefault(parent_hash, _Block())
-            was_useful = self._is_useful(block)
-            block.num_later += change
-        self._forget_if_empty(block_hash, block)
+            found.is_reported, parent = is_useful, found.parent
+            self._tell(is_useful, found.block_hash, None if parent is None else parent.block_hash)
+            if parent is not None:
+                parent.num_useful += 1 if is_useful else -1
+            found = parent
 
-    def _forget_if_empty(self, block_hash: bytes, block: _Block) -> None:
-        if not (block.is_held or block.num_states or block.num_later):
-            del self._blocks[block_hash]
+    def _tell(self, is_stored: bool, name: bytes, parent_name: bytes | None) -> None:
+        if is_stored:
+            self._emit(BlockStored(name, parent_name, _COUNTED_GROUP))
+        else:
+            self._emit(BlockRemoved(name, _COUNTED_GROUP))
+
+    def _forget(self, block: _Block) -> None:
+        """Drop a block of which nothing is held, unless some are that follow it."""
+        found: _Block | None = block
+        while found is not None and not any(found.copies):
+            parent, found.parent = found.parent, None
+            if parent is not None:
+                parent.children.remove(found)
+            if not found.children:
+                del self._blocks[found.block_hash]
+            found = parent
 
 
 def resumable_events(layout: KVLayout, emit: BlockEventSink | None) -> BlockEventSink | None:
-    """`emit` behind a `ResumableEvents`, or `emit` itself if the layout has no recurrent states beside growing ones."""
-    return emit if emit is None or not names_states(layout) else ResumableEvents(len(_state_groups(layout)), emit)
+    """`emit` behind a `ResumableEvents`, or `emit` itself if the layout has a single group, or no growing one."""
+    is_plain = len(layout.groups) == 1 or layout.groups[_COUNTED_GROUP].spec.is_bounded
+    return emit if emit is None or is_plain else ResumableEvents(layout, emit)
 
 
 def names_states(layout: KVLayout) -> bool:
-    """Whether the model has both recurrent and other layers, so that resumable blocks are reported by name."""
-    return _COUNTED_GROUP not in _state_groups(layout) and bool(_state_groups(layout))
-
-
-def _state_groups(layout: KVLayout) -> list[int]:
-    return [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
-
-
-def _stored(name: bytes, group: int) -> BlockStored:
-    return BlockStored(name, None, group)
+    """Whether the model has both bounded layers and others, so that blocks after which a request can continue are
+    reported by name.
+    """
+    return layout.is_bounded and not layout.groups[_COUNTED_GROUP].spec.is_bounded

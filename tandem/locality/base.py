@@ -3,8 +3,9 @@
 All answers are hints: a wrong one costs a recompute or a refused fetch, never a wrong token. So hashes are shortened,
 lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
 Only KV group 0 is indexed: the full-attention group if the model has one, whose blocks alone determine the length of a
-prefix. For models of windowed groups alone, which drop old blocks, answers are too low. Where other groups hold
-constant (recurrent) states, only blocks up to a kept state are reported, and the names of kept states beside them.
+prefix. For models of windowed groups alone, which drop old blocks, answers are too low. Where other groups are
+windowed or hold constant (recurrent) states, only blocks up to one after which a request can continue are reported, and
+beside them the names of those after which it can.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,8 +100,8 @@ class LocalityIndex(Protocol):
         ...
 
     def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns the largest number of blocks of this chain, at most that of `leading`, after which each worker holds
-        constant states, if there is one.
+        """Returns the largest number of blocks of this chain, at most that of `leading`, after which a request can
+        continue at each worker (`kvcache.resumable`), if there is one.
 
         Raises:
             InvalidRequestError: for a hash that is not one.

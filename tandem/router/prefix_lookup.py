@@ -48,7 +48,7 @@ class PrefixLookup:
         return await self._asked(self._index.leading_blocks, hashes) if hashes else _NOTHING
 
     async def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns after how many of its leading blocks each worker holds constant states; empty if the index fails."""
+        """Returns the number of leading blocks after which each worker can continue; empty if the index fails."""
         return await self._asked(self._index.resumable_blocks, hashes, leading) if leading else _NOTHING
 
     async def _asked(

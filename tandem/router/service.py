@@ -172,7 +172,7 @@ class RouterService:
 
     async def _resumable(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
         """Returns `leading`, lowered to the last block after which a request can continue, for workers that report
-        their states.
+        these blocks.
         """
         named = {name: min(count, len(hashes)) for name, count in leading.items() if self._names_states(name)}
         if not named:
@@ -184,6 +184,11 @@ class RouterService:
         snapshot = self._pairer.fleet.snapshot(worker_id)
         return snapshot is not None and snapshot.worker.names_states
 
+    def _keeps_states(self, worker_id: str) -> bool:
+        """Whether the worker's model has constant states, of which it keeps a few, and not only windowed layers."""
+        snapshot = self._pairer.fleet.snapshot(worker_id)
+        return snapshot is not None and snapshot.worker.names_states and snapshot.worker.request_bytes > 0
+
     def _remember(self, shape: RequestShape, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
         """Record the workers that will hold this prompt, until the index knows. Of recurrent states the worker that
         computes the prompt keeps some, and the decode worker gets the last one.
@@ -192,7 +197,7 @@ class RouterService:
         for chain, hashes in hashed:
             if self._view.is_of(pairing.decode_id, chain):
                 ends: Sequence[int] | None = None
-                if self._names_states(pairing.decode_id):
+                if self._keeps_states(pairing.decode_id):
                     worker_ids = worker_ids[:1]
                     ends = [index + 1 for index in checkpoint_blocks(shape.num_tokens, (), chain.block_size)]
                 self._sent.sent(shape.request_id, hashes, worker_ids, self._clock.now_s(), ends)

@@ -43,8 +43,8 @@ class WorkerState:
     Args:
         kind: workers of one kind (accelerator, model, widths) share their calibrated speed.
         fingerprint: equal exactly when two workers may exchange blocks: model, KV layout, dtype, block size, versions.
-        names_states: its reports to the locality index name the constant states from which a request can go on; a
-            prefix without one is of no use to it.
+        names_states: its reports to the locality index name the blocks after which a request can continue, since its
+            model has recurrent or windowed layers; a prefix without one is of no use to it.
         block_bytes, request_bytes: what each block of tokens adds to a hand-off, and what is the same for every prompt.
         chunk_tokens: the most prompt tokens computed in one step; only the last chunk's transfer is exposed.
         num_free_blocks: free or evictable, and not promised to a request that waits.

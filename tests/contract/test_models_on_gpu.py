@@ -15,13 +15,17 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.published_formats import FORMATS, save_published
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 DEVICE = "cuda"
-FAMILIES = checkpoints.BUILDERS | checkpoints.MORE_BUILDERS | checkpoints.EXPERT_BUILDERS
+FAMILIES = (
+    checkpoints.BUILDERS | checkpoints.MORE_BUILDERS | checkpoints.EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
+)
 PROMPTS = ([5, 9, 13, 2], list(range(40, 95)), [7])
 MOST_ERROR = 1.5
 SIZES = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2}

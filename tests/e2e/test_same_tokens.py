@@ -136,17 +136,19 @@ _KINDS = (
     "jamba",
     "mamba2",
 )
+_LIKE_KINDS = ("deepseek_v2", "glm4_moe_lite", "lfm2", "mistral4", "nemotron_latent", "qwen3_5", "qwen3_5_moe")
+"""Families with kinds of state that those in `_KINDS` have too."""
 OTHER_SETUPS = {
     f"1p1d-{transport}-{family}": Setup(family, 1, 1, transport)
     for transport, families in {
-        "nixl": ("gemma4_moe", "granite", "jamba", "olmo2", "phi3"),
+        "nixl": ("gemma4_moe", "granite", "jamba", "olmo2", "phi3", "glm_moe_dsa", "kimi_linear", "mamba2"),
         "tcp": ("qwen2_moe", "ministral3", "olmo3", "smollm3", *_KINDS[:-1]),
     }.items()
-    for family in families
+    for family in (*families, *_LIKE_KINDS)
 } | {
     f"2p2d-{transport}-{family}": Setup(family, 2, 2, transport, router_flags=_RANDOM)
     for transport in ("nixl", "tcp")
-    for family in _KINDS
+    for family in (*_KINDS, *_LIKE_KINDS)
 }
 """Of families whose parts others have too, and each kind of state over both networks: the random mix is tested."""
 RECURRENCES = ("mamba2",)

@@ -1,9 +1,10 @@
 """kill -9 of a worker and clients that leave, in every state of a request, for states that are not K and V.
 
 DeepSeek-V3 keeps latents, Mamba-2 recurrent states alone, Granite 4 either those or K and V, Falcon-H1 both in each
-layer, Kimi-Linear states with decays of columns beside latents, GLM-5 latents and the keys that tokens are chosen by,
-MiniMax-M3 K and V and the keys that blocks are chosen by. Two workers of each role, and one: over NIXL and over TCP.
-Two more models keep K and V; their answers are drafted, by the model itself and by a head.
+layer, Kimi-Linear states with decays of columns beside latents, Qwen3-Next states of the gated delta rule, Jamba those
+of a selective scan, GLM-5 latents and the keys that tokens are chosen by, MiniMax-M3 K and V and the keys that blocks
+are chosen by. Two workers of each role, and one: over NIXL and over TCP. Two more models keep K and V; their answers
+are drafted, by the model itself and by a head.
 """
 
 import time
@@ -31,9 +32,14 @@ from tests.helpers.checkpoints import (
     save_tiny_qwen3,
 )
 from tests.helpers.cluster import running_cluster
-from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
+from tests.helpers.delta_checkpoints import save_tiny_kimi_linear, save_tiny_qwen3_next
 from tests.helpers.heads import save_llama_with_eagle3
-from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_granite_hybrid, save_tiny_mamba2
+from tests.helpers.hybrid_checkpoints import (
+    save_tiny_falcon_h1,
+    save_tiny_granite_hybrid,
+    save_tiny_jamba,
+    save_tiny_mamba2,
+)
 from tests.helpers.serving_clients import num_drafted
 from tests.helpers.sparse_checkpoints import save_tiny_minimax_m3
 
@@ -107,6 +113,21 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", *["sparse"] * 3],
         },
     ),
+    "deltas": (
+        save_tiny_qwen3_next,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+        },
+    ),
+    "scans": (
+        save_tiny_jamba,
+        {"num_hidden_layers": 4, "attn_layer_period": 2, "mamba_d_state": 256, "mamba_dt_rank": 24},
+    ),
 }
 DRAFTED, DRAFTED_BY_HEAD = "drafted", "drafted-by-a-head"
 NUM_WHOLE = 992  # tokens of the prompt in whole blocks
@@ -128,11 +149,12 @@ SETUPS = [Setup(kind, number, transport) for number in (2, 1) for transport in (
 MODELS |= {DRAFTED: (save_tiny_qwen3, {}), DRAFTED_BY_HEAD: (save_llama_with_eagle3, {})}
 SETUPS += [Setup(DRAFTED, 2, "tcp"), Setup(DRAFTED_BY_HEAD, 2, "tcp")]
 QUICK = Setup("side-by-side", 2, "tcp")
+QUICK_KILLS = ((PREFILL, State.COMPUTING), (DECODE, State.DECODING))
 
 
 def params(setup: Setup, *others: Any) -> Any:
-    """Of a test; slow but for one cluster."""
-    marks = () if setup == QUICK and not others else pytest.mark.slow
+    """Of a test; slow but for one cluster, and two kills in it."""
+    marks = () if setup == QUICK and (not others or others in QUICK_KILLS) else pytest.mark.slow
     return pytest.param(setup, *others, marks=marks, id="-".join(map(str, (setup, *others))))
 
 

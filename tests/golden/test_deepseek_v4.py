@@ -1,7 +1,10 @@
-"""DeepSeek-V4 as it is published: names of tensors, experts of 4 bits in an fp8 checkpoint, further modules."""
+"""DeepSeek-V4 as it is published: names of tensors, experts of 4 bits in an fp8 checkpoint, further modules; and the
+entries that its queries choose.
+"""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,14 @@ import torch
 
 from tandem.core.errors import CorruptCheckpointError
 from tests.golden.test_parity import load, random_prompt, stepper
+from tests.golden.test_sparse import GREEDY, KERNELS, prompt_of
 from tests.helpers import checkpoints
+from tests.helpers.choices import recorded_entries
+from tests.helpers.engines import serve_alone
+from tests.helpers.handoff import Side, hand_off
+from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, Published, fp4_bytes, fp8, save_published
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 _PUBLISHED_NAMES = (
     (r"^model\.embed_tokens\.", "embed."),
@@ -108,3 +117,28 @@ def test_damaged_tensors_are_refused_by_name(
     checkpoints.write_tensors(path, tensors | {full: damage(tensors[full].clone())})
     with pytest.raises(CorruptCheckpointError, match=message):
         load(path)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("torch", marks=pytest.mark.slow), "native"])
+def test_entries_chosen_are_the_same_in_prefill_decode_and_after_a_failover(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `test_sparse`: token by token; handed over and gone on with; and all of it as a prompt, in chunks."""
+    load_or_skip()
+    path = checkpoints.save_tiny_deepseek_v4(tmp_path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1)
+    write_byte_tokenizer(path)
+    steps = {"max_num_batched_tokens": 16, "max_num_running": 16, "block_size": 8, **KERNELS[kind]}
+    prompt = prompt_of(61, 1)
+    with recorded_entries(monkeypatch) as record:
+        answer = serve_alone(path, {"r": prompt}, {"r": GREEDY}, **KERNELS[kind])["r"]
+        assert hand_off(Side(path, **steps), Side(path, **steps), prompt, GREEDY) == answer
+        scored = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
+        assert serve_alone(path, {"r": prompt + answer[:-1]}, {"r": scored}, **steps)["r"] == answer[-1:]
+    layers = {layer for layer, _ in record.by_query}
+    assert len(layers) == 2, "the layers with many entries"
+    everywhere = {(layer, position) for layer in layers for position in range(len(prompt + answer) - 1)}
+    assert record.by_query.keys() == everywhere
+    chosen = {position: found for (_, position), found in record.by_query.items()}
+    assert all(len(found) == min(4, (position + 1) // 4) for position, found in chosen.items())
+    assert chosen[80] != frozenset(range(4)), "it is a choice"
+    assert record.num_computed > 2.2 * len(everywhere)

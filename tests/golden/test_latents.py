@@ -90,7 +90,10 @@ def test_groups_of_experts_that_count_by_their_best(computed_by: tuple[Kernels, 
     assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
-def test_errors_do_not_grow_over_2000_tokens(computed_by: tuple[Kernels, Backends], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
+def test_errors_do_not_grow_over_2000_tokens(
+    family: str, computed_by: tuple[Kernels, Backends], tmp_path: Path
+) -> None:
     kernels, backends = computed_by
-    path = checkpoints.save_tiny_deepseek_v3(tmp_path, **LONG)
+    path = FAMILIES[family](tmp_path, **LONG)
     check_2000_tokens(path, lambda: Stepper(load(path, kernels).decoder, backends, num_tokens=2000))

@@ -1,19 +1,27 @@
 """Recurrent states: logits beside transformers, and the same tokens batched, cached, preempted and among aborts."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec
+from tandem.compute.attention import Backends
+from tandem.compute.latents import LatentsAsKV
+from tandem.compute.native.attention import NativeBackend
+from tandem.compute.native.recurrent import NativeRecurrentBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
+from tandem.models.loader import load_model
 from tests.golden.test_parity import (
     RELATIVE_ERROR,
     check_2000_tokens,
     check_every_cut,
-    load,
     random_prompt,
     reference_logits,
     relative_error,
@@ -30,6 +38,7 @@ from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
+CPU = torch.device("cpu")
 FAMILIES = RECURRENT_BUILDERS
 PYTHON = {"dtype": "float32", "native_kernels": False, "attention_backend": "reference"}
 NORM_BEHIND_THE_GATE = {"mamba_rms_norm": True, "ssm_multipliers": [0.9, 0.7, 0.7, 0.7, 0.6]}
@@ -44,22 +53,41 @@ BIASES = {
 } | dict.fromkeys(("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"), True)
 
 
+KERNELS = ["torch", "native"]
+
+
+def begin(path: Path, computed_by: str, num_tokens: int) -> Callable[[], Stepper]:
+    """Steppers of one model with nothing computed yet."""
+    kernels, backends = TorchKernels(), REFERENCE
+    if computed_by == "native":
+        native: Backends = {
+            KVSpec: NativeBackend(CPU),
+            LatentSpec: LatentsAsKV(NativeBackend(CPU)),
+            RecurrentSpec: NativeRecurrentBackend(CPU),
+        }
+        kernels, backends = load_or_skip(), {**REFERENCE, **native}
+    decoder = load_model(str(path), device=CPU, kernels=kernels).decoder
+    return lambda: Stepper(decoder, backends, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize("computed_by", KERNELS)
 @pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
-def test_a_prompt_cut_at_every_position(family: str, tmp_path: Path) -> None:
+def test_a_prompt_cut_at_every_position(family: str, computed_by: str, tmp_path: Path) -> None:
     path, prompt = FAMILIES[family](tmp_path), random_prompt(30)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
-    model = load(path)
-    check_every_cut(lambda: Stepper(model.decoder, REFERENCE, num_tokens=len(prompt)), prompt, expected)
+    check_every_cut(begin(path, computed_by, len(prompt)), prompt, expected)
 
 
-def test_without_experts_and_with_positions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("computed_by", KERNELS)
+def test_without_experts_and_with_positions(computed_by: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True}
     path, prompt = save_tiny_granite_hybrid(tmp_path, **options), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
-    logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
+    logits = begin(path, computed_by, 40)().step(prompt)
     assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
+@pytest.mark.parametrize("computed_by", KERNELS)
 @pytest.mark.parametrize(
     ("build", "options"),
     [
@@ -69,20 +97,21 @@ def test_without_experts_and_with_positions(tmp_path: Path) -> None:
         (save_tiny_nemotron_latent, {}),
     ],
 )
-def test_other_forms(build: checkpoints.Builder, options: dict[str, Any], tmp_path: Path) -> None:
+def test_other_forms(build: checkpoints.Builder, options: dict[str, Any], computed_by: str, tmp_path: Path) -> None:
     """Mixers side by side; a norm behind or before the gate, biases, a width that follows from others; experts of
     another width.
     """
     path, prompt = build(tmp_path, **options), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
-    logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
+    logits = begin(path, computed_by, 40)().step(prompt)
     assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
+@pytest.mark.parametrize("computed_by", [pytest.param("torch", marks=pytest.mark.slow), "native"])
 @pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
-def test_errors_do_not_grow_over_2000_tokens(family: str, tmp_path: Path) -> None:
+def test_errors_do_not_grow_over_2000_tokens(family: str, computed_by: str, tmp_path: Path) -> None:
     path = FAMILIES[family](tmp_path, max_position_embeddings=4096)
-    check_2000_tokens(path, lambda: Stepper(load(path).decoder, REFERENCE, num_tokens=2000))
+    check_2000_tokens(path, begin(path, computed_by, 2000))
 
 
 @pytest.fixture(scope="module", params=checkpoints.family_params(FAMILIES))

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, QueryBatch
+from tandem.compute.entries import EntriesBackend
+from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, QueryBatch
 from tandem.compute.step import Choices
 from tandem.models.layers.block_attention import BlockAttention
 from tandem.models.layers.compressed_attention import CompressedAttention
+from tandem.models.layers.entry_attention import EntryAttention
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 
 
@@ -86,4 +88,39 @@ def recorded_blocks(patch: pytest.MonkeyPatch) -> Iterator[Record]:
     with patch.context() as patched:
         patched.setattr(BlockAttention, "choose", choose)
         patched.setattr(CompressedAttention, "choose", choose_and_attend)
+        yield record
+
+
+class _NotingChoices:
+    """An `EntriesBackend` that records what it chooses for a layer."""
+
+    def __init__(self, inner: EntriesBackend, name: str, record: Record) -> None:
+        self._inner = inner
+        self._name = name
+        self._record = record
+
+    def choose(self, index: IndexQueries, entries: Any, batch: QueryBatch, top_k: int) -> torch.Tensor:
+        assert batch.num_requests == 1, "one request at a time"
+        chosen = self._inner.choose(index, entries, batch, top_k)
+        for position, row in zip(batch.positions.tolist(), chosen, strict=True):
+            self._record.note(self._name, position, row)
+        return chosen
+
+    def attend(self, *args: Any) -> torch.Tensor:
+        return self._inner.attend(*args)
+
+
+@contextmanager
+def recorded_entries(patch: pytest.MonkeyPatch) -> Iterator[Record]:
+    """As `recorded`, of the entries of layers that choose them."""
+    record, plain = Record(), EntryAttention.attend
+
+    def attend(
+        self: EntryAttention, queries: Any, states: Any, batches: Any, backends: tuple[Any, ...], choices: Choices
+    ) -> torch.Tensor:
+        noting = _NotingChoices(backends[1], self.name, record)
+        return plain(self, queries, states, batches, (backends[0], noting, *backends[2:]), choices)
+
+    with patch.context() as patched:
+        patched.setattr(EntryAttention, "attend", attend)
         yield record

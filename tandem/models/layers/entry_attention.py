@@ -34,6 +34,7 @@ class EntryAttention:
         self._pool = EntryPool(spec.pool, parameters, rotary, kernels)
         self._indexer = None if spec.indexer is None else EntryIndexer(spec.indexer, parameters, rotary, kernels)
         self._span = spec.pool.span
+        self.name = spec.q.name
         num_parts = 2 if spec.indexer is None else 4
         self.params = (None, self._attention.params, *[None] * num_parts)
 

@@ -378,6 +378,32 @@ def test_the_memory_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) 
     assert (line["read_bytes"], line["scanned_bytes"]) == (rows_read + keys, keys)
 
 
+def test_a_million_tokens_of_latents_of_fewer_bits_that_are_chosen_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Qwen3-8B's 36 layers keep 147 GB; latents of an eighth of the numbers 18, of 4 bits 4.6, of which a token reads a
+    tenth: the keys of eight indexers, each of which chooses for five layers, and 2,048 latents a layer.
+    """
+    latent = {"num_hidden_layers": 36, "kv_lora_rank": 192, "qk_rope_head_dim": 64, "max_position_embeddings": 1 << 20}
+    shared = {"indexer_types": ["shared" if layer % 5 else "full" for layer in range(36)]}
+    configs = {
+        "latents": ONE_OF_EACH["DeepseekV3ForCausalLM"] | latent,
+        "chosen": ONE_OF_EACH["GlmMoeDsaForCausalLM"] | latent | shared,
+    }
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+
+    def all_layers(model: str, *more: str) -> list[str]:
+        assert main(["plan", "--model", model, "--context", "1000000", *more]) == 0
+        return rows(capsys.readouterr().out)["all"]
+
+    assert all_layers("qwen3-8b") == ["36", "147 GB", "147 GB", "0 B"]
+    assert all_layers(str(tmp_path / "latents")) == ["36", "18.4 GB", "18.4 GB", "0 B"]
+    assert all_layers(str(tmp_path / "latents"), "--kv-bits", "4") == ["36", "4.61 GB", "4.61 GB", "0 B"]
+    assert all_layers(str(tmp_path / "chosen"), "--kv-bits", "4") == ["36", "5.12 GB", "521 MB", "512 MB"]
+
+
 def test_the_memory_of_layers_with_many_states_shows_its_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

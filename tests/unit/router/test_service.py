@@ -567,18 +567,26 @@ def test_a_prefix_counts_as_far_as_its_states_let_it_go_on() -> None:
     run(scenario())
 
 
-def test_what_was_just_sent_counts_to_where_its_states_are_kept() -> None:
-    """Of 2,000 tokens after 1,024 and 1,984, at the worker that computes them."""
+@pytest.mark.parametrize(
+    ("request_bytes", "in_prefill", "in_decode"), [(1, (124, 124, 64), (0, 0, 0)), (0, (0, 124, 0), (124, 124, 93))]
+)
+def test_what_was_just_sent_counts_to_where_its_states_are_kept(
+    request_bytes: int, in_prefill: tuple[int, ...], in_decode: tuple[int, ...]
+) -> None:
+    """Of 2,000 tokens after 1,024 and 1,984, at the worker that computes them; all of them where layers are windowed
+    and none keeps a constant state.
+    """
 
     async def scenario() -> None:
         async with routing() as router:
-            router.has("p0", "d0", names_states=True)
+            router.has("p0", "d0", names_states=True, request_bytes=request_bytes)
             await router.service.pair(call(request_id="first"))
             await router.service.settle(Settlement(request_id="first", ttft_ms=50.0))
-            for token_ids, num_cached in ((PROMPT, 124), ((*PROMPT[:1990], *PROMPT), 124), (PROMPT[:1500], 64)):
+            prompts = (PROMPT, (*PROMPT[:1990], *PROMPT), PROMPT[:1500])
+            for token_ids, *num_cached in zip(prompts, in_prefill, in_decode, strict=True):
                 answer = await router.service.pair(call(request_id="next", token_ids=token_ids))
                 await router.service.settle(Settlement(request_id="next"))
-                assert (answer.prefill_cached_blocks, answer.decode_cached_blocks) == (num_cached, 0)
+                assert [answer.prefill_cached_blocks, answer.decode_cached_blocks] == num_cached
 
     run(scenario())
 

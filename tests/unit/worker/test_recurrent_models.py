@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.core.sampling_params import SamplingParams
-from tandem.core.scope import UNSCOPED
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpdate
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
@@ -18,7 +18,12 @@ from tests.helpers.callers import WorkerCaller
 from tests.helpers.checkpoints import save_tiny_deepseek_v32
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
-from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2, save_tiny_mamba2
+from tests.helpers.hybrid_checkpoints import (
+    RECURRENT_BUILDERS,
+    save_tiny_falcon_h1,
+    save_tiny_lfm2,
+    save_tiny_mamba2,
+)
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import (
     GREEDY,
@@ -110,6 +115,40 @@ def test_prompts_of_any_length_fit_where_no_state_grows(recurring: Path) -> None
     asyncio.run(main())
 
 
+def test_a_cached_hit_is_billed_to_where_a_state_let_it_resume_and_within_its_salt(hybrid: Path) -> None:
+    """A prompt that parts from another after 50 tokens finds K and V of 48 and no state; the next one that parts there
+    finds both.
+    """
+    first, parting, again = prompt_of(90, 1), prompt_of(90, 2), prompt_of(90, 3)
+    asked = [
+        ("mine", first, 0),
+        ("mine", first, 88),
+        ("mine", first[:50] + parting[50:], 0),
+        ("other", first, 0),
+        ("mine", first[:50] + again[50:], 48),
+        ("other", first[:50] + again[50:], 0),
+        ("other", first, 88),
+    ]
+
+    async def main() -> None:
+        async with serving_worker(settings_of(DecodeSettings, hybrid, "d0", transport="tcp")) as worker:
+            client, num_found = WorkerCaller(worker.core.me.address), 0
+            for number, (salt, prompt, num_cached) in enumerate(asked):
+                scope = CacheScope(salt=salt)
+                call = GenerateCall(request_id=str(number), prompt_token_ids=prompt, params=GREEDY, scope=scope)
+                outputs = [update.output async for update in client.generate(call)]
+                assert [t for output in outputs for t in output.token_ids] == alone(hybrid, prompt, GREEDY)
+                assert outputs[-1].metrics is not None
+                assert outputs[-1].metrics.num_cached_tokens == num_cached, number
+                num_found += num_cached
+                counters = await worker.core.engine.call(lambda engine: engine.counters)
+                assert counters.num_cached_prompt_tokens == num_found, number
+            await at_rest(worker)
+            await client.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("model", "transport", "params"),
     [
@@ -119,13 +158,28 @@ def test_prompts_of_any_length_fit_where_no_state_grows(recurring: Path) -> None
         ("recurring", "tcp", GREEDY),
         ("replacing", "nixl", GREEDY),
         ("side_by_side", "tcp", SAMPLED),
+        *(
+            pytest.param(family, transport, params, marks=pytest.mark.slow)
+            for family, transport, params in (
+                ("jamba", "tcp", GREEDY),
+                ("nemotron_latent", "nixl", GREEDY),
+                ("qwen3_5", "tcp", SAMPLED),
+                ("qwen3_5_moe", "nixl", SAMPLED),
+            )
+        ),
     ],
 )
 def test_tokens_handed_over_are_those_of_one_engine(
-    model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest
+    model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Prompts that end at, before and after a block's end; and again, from what both sides hold by then."""
-    path: Path = request.getfixturevalue(model)
+    """Prompts that end at, before and after a block's end; and again, from what both sides hold by then. `model`: a
+    fixture, or a family.
+    """
+    if model in RECURRENT_BUILDERS:
+        sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+        path = write_byte_tokenizer(RECURRENT_BUILDERS[model](tmp_path, **sizes))
+    else:
+        path = request.getfixturevalue(model)
     prompts = [prompt_of(n, seed=n) for n in (1, 2, 8, 9, 32, 33, 90)]
 
     async def main() -> None:
