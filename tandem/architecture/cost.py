@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 
 from tandem.architecture.feed_forward import RoutedExperts
@@ -34,6 +35,24 @@ class LayerMemory:
     scanned_bytes: float
 
 
+class Products(StrEnum):
+    """Arithmetic of the products with a weight, by the codes that it has in memory."""
+
+    FLOATS = "16-bit floats"
+    FOUR_BITS = "4-bit codes decoded in registers"
+    INT8 = "int8 codes decoded in registers"
+    FP8 = "fp8 codes decoded in registers"
+    INT8_BY_INT8 = "int8 codes by rows rounded to int8"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShare:
+    """Share of the weights of all linear maps that are multiplied in one way."""
+
+    products: Products
+    share: float
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """Sizes and costs of a model at given numbers of bits. Counts are of parameters; norms and biases are left out,
@@ -42,12 +61,24 @@ class ModelCost:
     Args:
         name: for reports.
         weight_bits, kv_bits: stored bits of one weight, and of one number of the KV cache.
+        expert_bits, lookup_bits: of one weight of routed experts, and of tables of per-layer embeddings; None = as
+            `weight_bits`, which is the mean of all.
+        shares: how the weights of a quantised checkpoint are multiplied; empty = unknown.
     """
 
     name: str
     model: ModelSpec
     weight_bits: float = 16
     kv_bits: float = 16
+    expert_bits: float | None = None
+    lookup_bits: float | None = None
+    shares: tuple[WeightShare, ...] = ()
+
+    @property
+    def multiplies_int8(self) -> bool:
+        """Whether the products of all quantised weights are those of 8-bit integers with 8-bit integers."""
+        coded = {each.products for each in self.shares} - {Products.FLOATS}
+        return coded == {Products.INT8_BY_INT8}
 
     @property
     def hidden_size(self) -> int:
@@ -116,12 +147,12 @@ class ModelCost:
         NOTE: the input table is counted though a step reads a few of its rows: published figures count all weights.
         """
         num_looked_up = sum(tensor.size for tensor in self.model.tensors() if tensor.is_lookup)
-        return self.weight_bytes - num_looked_up * self.weight_bits / 8
+        return self.weight_bytes - num_looked_up * (self.lookup_bits or self.weight_bits) / 8
 
     @property
     def expert_bytes(self) -> float:
         """Bytes of the weights of all routed experts."""
-        return self.num_expert_parameters * self.weight_bits / 8
+        return self.num_expert_parameters * (self.expert_bits or self.weight_bits) / 8
 
     def expected_step_weight_bytes(self, num_running: float) -> float:
         """Weight bytes that one step of `num_running` tokens reads, one of each request that decodes: of the experts
@@ -131,7 +162,7 @@ class ModelCost:
             count * routed.num_experts * routed.expert_size * routed.idle_share(num_running)
             for routed, count in self._routed.items()
         )
-        return self.max_step_weight_bytes - idle * self.weight_bits / 8
+        return self.max_step_weight_bytes - idle * (self.expert_bits or self.weight_bits) / 8
 
     @cached_property
     def kv_bytes_per_token(self) -> float:

@@ -95,7 +95,7 @@ def eagle3_cost(
     layer = _layer(spec)
     network = _one_layer(model.model, layer, spec.hidden_size, spec.head.outputs)
     return DrafterCost(
-        replace(model, name=name, model=network, weight_bits=weight_bits),
+        replace(model, name=name, model=network, weight_bits=weight_bits, expert_bits=None, lookup_bits=None),
         num_further_parameters=num_matrix_elements(spec.fusion.tensors()),
         num_unread_parameters=0 if spec.embedding is None else spec.embedding.size,
         is_head=True,

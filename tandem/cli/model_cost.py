@@ -1,11 +1,10 @@
 """Finds the model that `tandem plan` is about, and its cost in memory and arithmetic.
 
 The model is a built-in one, a model directory, a GGUF file, or a Hugging Face name. Of the latter three only the
-`config.json` is read; where there is just a GGUF file, one is made from its header. A plan needs neither weights nor
-torch.
+`config.json` is read; where there is just a GGUF file, one is made from its header. A plan needs no weights, and torch
+only for the formats of a quantised checkpoint, of whose files the headers are read if they are on this machine.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -13,8 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
-from tandem.architecture.fields import Fields, read_json_object
-from tandem.architecture.quantisation import find_quantisation, mean_weight_bits
+from tandem.architecture.fields import read_json_object
+from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
 from tandem.models.hub_gguf import recall
 
@@ -33,18 +32,23 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
     """
     if name.lower() in catalogue_names():
         return find_cost(name, weight_bits=weight_bits or BITS, kv_bits=kv_bits)
-    config, called = _configuration(name)
+    directory, called = _located(name)
+    config = read_json_object(directory / _CONFIG)
     cost = read_cost(config, called, weight_bits=weight_bits or BITS, kv_bits=kv_bits)
     if weight_bits is not None:
         return cost
+    fields = read_config(directory)
     try:
-        quantisation = find_quantisation(Fields(config, _CONFIG))
+        if find_quantisation(fields) is None:
+            return cost
+        from tandem.models.weight_sizes import quantised_cost  # NOTE: it imports torch, which takes a moment
+
+        return quantised_cost(cost, fields, directory)
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(
             f"--model={shown(called)}: {error}; plan for its unquantised checkpoint, and say by --weight-bits what "
             "smaller weights would change"
         ) from error
-    return cost if quantisation is None else replace(cost, weight_bits=mean_weight_bits(quantisation, cost.model))
 
 
 def config_of(name: str) -> dict[str, object]:
@@ -54,19 +58,19 @@ def config_of(name: str) -> dict[str, object]:
         ConfigurationError: the name is none of them; built-in models have no file.
         CheckpointError: the file cannot be fetched or read.
     """
-    return _configuration(name)[0]
+    return read_json_object(_located(name)[0] / _CONFIG)
 
 
-def _configuration(name: str) -> tuple[dict[str, object], str]:
-    """The `config.json` of a directory, file or repository, and its name for reports."""
+def _located(name: str) -> tuple[Path, str]:
+    """The directory with the `config.json` of a directory, file or repository, and its name for reports."""
     directory = Path(name).expanduser()
     if directory.is_dir():
-        return read_json_object(directory / _CONFIG), directory.resolve().name
+        return directory, directory.resolve().name
     if directory.is_file():
         from tandem.models.hub import resolve_model_path, served_name  # NOTE: it takes a moment, and few plans need it
 
-        return read_json_object(resolve_model_path(name, has_weights=False) / _CONFIG), served_name(name)
-    return read_json_object(_downloaded(name)), name
+        return resolve_model_path(name, has_weights=False), served_name(name)
+    return _downloaded(name).parent, name
 
 
 def _downloaded(name: str) -> Path:

@@ -1,7 +1,7 @@
 """`tandem plan`: computes how many workers a workload needs, the latencies of its users, and the cost.
 
 Owns the flags (each also a TANDEM_PLAN_* variable) and the exit code; `tandem.planning` does the arithmetic. Needs no
-network for built-in models, no weights, no torch.
+network for built-in models, no weights, and torch only for quantised checkpoints.
 """
 
 import json
@@ -102,7 +102,11 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         description="bits of one weight in memory; omitted: 16, or a quantised checkpoint's own",
     )
     kv_bits: int = Field(16, ge=1, le=32, description="bits of one number of KV in memory and on the link")
-    products_8bit: bool = Field(False, description="matrix products run at the hardware's 8-bit rate")
+    products_8bit: bool | None = Field(
+        None,
+        description="matrix products run at the hardware's 8-bit rate; omitted: those of a checkpoint whose scheme is "
+        "int8 on both sides",
+    )
     mfu: float = Field(TYPICAL.mfu, gt=0, le=1, description="share of the peak FLOP/s that prompts reach")
     mbu: float = Field(TYPICAL.mbu, gt=0, le=1, description="share of the peak bandwidth that decode steps reach")
     reserve_share: float = Field(
@@ -211,8 +215,9 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         return None if drafts is None or drafts.head is None else drafts
 
     def _roofline(self, model: ModelCost, hardware: str, size: GroupSize) -> Roofline:
+        products_8bit = model.multiplies_int8 if self.products_8bit is None else self.products_8bit
         assumptions = Assumptions(
-            mfu=self.mfu, mbu=self.mbu, reserve_share=self.reserve_share, products_8bit=self.products_8bit
+            mfu=self.mfu, mbu=self.mbu, reserve_share=self.reserve_share, products_8bit=products_8bit
         )
         return Roofline(
             model,

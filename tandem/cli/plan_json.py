@@ -51,6 +51,7 @@ def _model(model: ModelCost) -> dict[str, Any]:
         "num_active_parameters": model.num_active_parameters,
         "expert_bytes": model.expert_bytes,
         "weight_bytes": model.weight_bytes,
+        "products": {each.products: each.share for each in model.shares},
         "kv_bytes_per_token": model.kv_bytes_per_token,
         "num_layers": model.num_layers,
         "max_tokens": model.max_tokens,

@@ -107,8 +107,18 @@ def _headline(study: Study) -> str:
         f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token{state}\n"
         f"asked: prompts of {profile.mean_prompt:,.0f} tokens in the mean, {profile.prefix_hit:.0%} of them cached, "
         f"answers of {profile.mean_output:,.0f}; for {100 * goals.share:g}% of requests TTFT {_ms(goals.ttft_ms)} and "
-        f"TPOT {_ms(goals.tpot_ms)}\n{_drafts(study)}"
+        f"TPOT {_ms(goals.tpot_ms)}\n{_products(study)}{_drafts(study)}"
     )
+
+
+def _products(study: Study) -> str:
+    """A line on how the weights of a quantised checkpoint are multiplied; empty = it is not known."""
+    shares = study.site.prefill.model.shares
+    if not shares:
+        return ""
+    kinds = ", ".join(f"{each.share:.1%} {each.products}" for each in shares)
+    bits = 8 if study.site.prefill.assumptions.products_8bit else 16
+    return f"products, by share of the weights: {kinds}; planned at the {bits}-bit rate\n"
 
 
 def _drafts(study: Study) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints in published formats: the numbers of each weight, answers as of these numbers, and the packed file."""
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.compute.weights import coded
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.coded import CodedWeight
+from tandem.compute.weights.dense import MatrixWeight
 from tandem.compute.weights.int8_activations import Int8Product
 from tandem.compute.weights.plain_codes import Blocks, PlainCodes
 from tandem.compute.weights.rotations import NO_ROTATIONS, rotate_blocks
@@ -31,18 +33,18 @@ from tests.helpers.engines import TINY, drain, token_ids
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import (
     FORMATS,
+    MIXED,
     PER_TOKEN,
     Numbers,
     Published,
     compressed,
     ct_int8,
-    ct_packed,
-    floats,
-    fp8,
     integers,
+    rounds_rows,
     save_gpt_oss_blocks,
     save_published,
 )
+from tests.helpers.rounded_oracle import generate_rounded
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 # NOTE: no size is a multiple of 128, so that blocks of fp8 have edges; all are of 64, for bitsandbytes
@@ -55,7 +57,8 @@ LATENT: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "moe_int
 LATENT_FORMATS = ("fp8 blocks", "compressed int4 groups")
 BUILDERS_OF_A_FEW = {"deepseek_v3": lambda path: checkpoints.save_tiny_deepseek_v3(path, **LATENT)}
 PROMPTS = ([5, 9, 13, 2], list(range(40, 75)), [7])
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+NUM_TOKENS = 8
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 GPT_OSS = "gpt-oss"
 
 
@@ -123,7 +126,11 @@ def test_numbers_are_those_of_the_definition(checkpoint: Path) -> None:
 def test_answers_are_those_of_the_numbers_that_codes_stand_for(checkpoint: Path, is_native: bool) -> None:
     if is_native:
         load_or_skip()
-    expected = served(checkpoint / "decoded", is_native=is_native)
+    if rounds_rows(checkpoint / "coded"):
+        reference = checkpoints.load_reference(checkpoint / "decoded")
+        expected = [generate_rounded(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    else:
+        expected = served(checkpoint / "decoded", is_native=is_native)
     assert served(checkpoint / "coded", is_native=is_native) == expected
     assert len({tuple(answer) for answer in expected}) > 1
 
@@ -256,13 +263,8 @@ def test_projections_may_share_blocks_of_scales(
 @pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
 def test_modules_of_one_file_have_several_formats(is_native: bool, tmp_path: Path) -> None:
     """Experts in int4, the rest of the layers in fp8, one projection in floats."""
-    config = compressed("mixed-precision", integers(4, "group", 32))
-    experts = config["config_groups"]["group_0"] | {"targets": [r"re:.*experts\..*"], "format": "pack-quantized"}
-    others = {"targets": ["Linear"], "weights": floats(8, "channel"), "format": "float-quantized"}
-    config |= {"config_groups": {"experts": experts, "others": others}, "ignore": [*config["ignore"], r"re:.*v_proj$"]}
-    mixed = Published(config, fp8(1, None, "weight_scale"), {"experts": ct_packed(4, 32), "v_proj": None})
     plain = write_byte_tokenizer(BUILDERS["qwen3_moe"](tmp_path / "plain"))
-    save_published(plain, mixed, tmp_path / "coded", tmp_path / "decoded")
+    save_published(plain, MIXED, tmp_path / "coded", tmp_path / "decoded")
     kinds = {
         name: weight.coded.kind
         for name, weight in weights_of(loaded(tmp_path / "coded")).items()
@@ -317,10 +319,12 @@ def test_memory_is_asked_for_as_much_as_codes_take(tmp_path: Path) -> None:
     loaded(tmp_path / "coded", memory_bytes=tensors + head + codes + 14 * 5 * 64)  # NOTE: the ends of cache lines
 
 
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_are_rounded_to_8_bits_where_the_scheme_says_so(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_rows_are_rounded_to_8_bits_where_the_scheme_says_so(dtype: torch.dtype, strategy: str, tmp_path: Path) -> None:
     """W8A8: each row by its largest magnitude / 127, whatever is beside it, and integers added up exactly."""
-    scheme = Published(compressed("int-quantized", integers(8, "channel"), PER_TOKEN), ct_int8())
+    encode = ct_int8(is_tensor=strategy == "tensor")
+    scheme = Published(compressed("int-quantized", integers(8, strategy), PER_TOKEN), encode)
     save_published(BUILDERS["llama"](tmp_path / "plain"), scheme, tmp_path / "coded", tmp_path / "decoded")
     coded, decoded = weights_of(loaded(tmp_path / "coded")), weights_of(loaded(tmp_path / "decoded"))
     weight, numbers = coded["model.layers.0.mlp.up_proj.weight"], decoded["model.layers.0.mlp.up_proj.weight"].matrix
@@ -382,6 +386,69 @@ def test_rotations_of_activations_are_applied(family: str, is_native: bool, tmp_
     before = loaded(tmp_path / "coded").spec.fingerprint
     checkpoints.edit_config(tmp_path / "coded", quantization_config=FORMATS["compressed int4 groups"].config)
     checkpoints.write_tensors(tmp_path / "coded", {name: t for name, t in stored.items() if "R4" not in name})
+    assert loaded(tmp_path / "coded").spec.fingerprint != before
+
+
+def test_rotations_that_are_merged_into_the_weights_need_nothing(tmp_path: Path) -> None:
+    """Of any kind, since the stored weights have them already: codes stand for the rotated numbers."""
+    plain = write_byte_tokenizer(BUILDERS["llama"](tmp_path / "plain"))
+    save_published(plain, FORMATS["compressed int4 groups"], tmp_path / "coded", tmp_path / "decoded")
+    merged = rotated("weight_input", "re:.*(q|k|v|gate|up)_proj$") | {"type": "random-hadamard", "randomize": True}
+    back = {**merged["apply"][0], "targets": ["re:.*(o|down)_proj$"], "location": "weight_output", "inverse": True}
+    merged["apply"].append(back)
+    config = {**FORMATS["compressed int4 groups"].config, "transform_config": {"config_groups": {"R1": merged}}}
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=config)
+    kinds = {type(weight) for weight in weights_of(loaded(tmp_path / "coded")).values()}
+    assert kinds == {CodedWeight, MatrixWeight}
+    assert served(tmp_path / "coded", is_native=False) == served(tmp_path / "decoded", is_native=False)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+@pytest.mark.parametrize("name", ["fp8 blocks", "compressed int8 groups with zero points"])
+def test_sizes_that_fill_no_block_are_served(name: str, seed: int, tmp_path: Path) -> None:
+    """Random numbers of inputs and outputs: the last block of each row, and the last row of blocks, is smaller."""
+    load_or_skip()
+    rng = random.Random(f"{name} {seed}")
+    num_kv_heads, shared = rng.choice((1, 2)), rng.choice((1, 3))
+    sizes: dict[str, Any] = {
+        "hidden_size": num_kv_heads * shared * rng.randrange(40, 70),
+        "intermediate_size": rng.randrange(97, 400),
+        "head_dim": 2 * rng.randrange(5, 40),
+        "num_attention_heads": num_kv_heads * shared,
+        "num_key_value_heads": num_kv_heads,
+        "num_hidden_layers": 2,
+    }
+    plain = write_byte_tokenizer(checkpoints.save_tiny_llama(tmp_path / "plain", **sizes))
+    save_published(plain, FORMATS[name], tmp_path / "coded", tmp_path / "decoded")
+    coded, decoded = weights_of(loaded(tmp_path / "coded")), weights_of(loaded(tmp_path / "decoded"))
+    compared = {key: weight for key, weight in coded.items() if isinstance(weight, CodedWeight)}
+    assert len(compared) == 14
+    for key, weight in compared.items():
+        expected = decoded[key].matrix
+        assert isinstance(expected, Matrix)
+        torch.testing.assert_close(weight.coded.decode(), expected.tensor, rtol=1e-6, atol=1e-6)
+    for is_native in (False, True):
+        assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
+
+
+CHANGES = {"the first": 0, "the middle": 0.5, "the last": 1}
+
+
+@pytest.mark.parametrize("place", CHANGES)
+@pytest.mark.parametrize("part", ["weight_scale", "weight_packed"])
+def test_a_scale_and_a_code_belong_to_the_fingerprint(part: str, place: str, tmp_path: Path) -> None:
+    """Of a tensor of up to 12 KiB each number does, as of these scales; of a larger one those of three samples."""
+    plain = checkpoints.save_tiny_llama(tmp_path / "plain", **SIZES | {"intermediate_size": 960})
+    save_published(plain, FORMATS["compressed int4 groups"], tmp_path / "coded", tmp_path / "decoded")
+    module, tensors = "model.layers.1.mlp.up_proj", checkpoints.read_tensors(tmp_path / "coded")
+    scales, codes = (tensors[f"{module}.{each}"].nbytes for each in ("weight_scale", "weight_packed"))
+    assert 8192 < scales <= 12_288 < codes
+    name = f"{module}.{part}"
+    before = loaded(tmp_path / "coded").spec.fingerprint
+    numbers = tensors[name].view(-1)
+    index = round(CHANGES[place] * (len(numbers) - 1))
+    numbers[index] = numbers[index] * 2 if part == "weight_scale" else numbers[index] ^ 1
+    checkpoints.write_tensors(tmp_path / "coded", tensors)
     assert loaded(tmp_path / "coded").spec.fingerprint != before
 
 

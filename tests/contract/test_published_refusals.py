@@ -255,10 +255,14 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another group size": (
         GPTQ,
         edited(GPTQ, group_size=64),
-        r"scales has shape",
+        r"_proj\.scales has shape \[(\d+), 6\].*\[\1, 3\]",
     ),
-    "other bits": (GPTQ, edited(GPTQ, bits=8), r"qweight has shape"),
-    "another bits of words": (INT4, compressed("pack-quantized", integers(8, "group", 32)), "weight_packed has shape"),
+    "other bits": (GPTQ, edited(GPTQ, bits=8), r"_proj\.qweight has shape \[(\d+), 24\].*\[\1, 48\]"),
+    "another bits of words": (
+        INT4,
+        compressed("pack-quantized", integers(8, "group", 32)),
+        r"_proj\.weight_packed has shape \[(\d+), 24\].*\[\1, 48\]",
+    ),
     "no scales of a target": (
         "compressed int4 groups",
         compressed("pack-quantized", integers(4, "group", 32)) | {"ignore": []},

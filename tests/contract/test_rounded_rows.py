@@ -11,13 +11,12 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.ops import ExpertWeights
 from tandem.compute.rounded_rows import round_rows
 from tandem.compute.torch.kernels import TorchKernels
-from tests.helpers.coded_matrices import E2M1, INT4, random_coded
+from tests.helpers.coded_matrices import E2M1, INT4, IQ4_NL, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 from tests.helpers.numbers import normal
 
 Implementation = NativeKernels | TorchKernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-IQ4_NL = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 CODES = {  # of every way in which processors multiply bytes
     "int8": (CodeKind.INT8, INT4),
     "int4": (CodeKind.TABLE4, INT4),

@@ -1,5 +1,5 @@
-"""Weights of 4 bits in a real cluster: hand-offs by either transport, the prefix cache, JSON by a schema, and a stream
-that goes on when its decode worker dies, all with the tokens that one worker gives.
+"""Weights of 4 bits, and W8A8, in a real cluster: hand-offs by either transport, the prefix cache, JSON by a schema,
+and a stream that goes on when its decode worker dies, all with the tokens that one worker gives.
 """
 
 import json
@@ -19,6 +19,7 @@ from tests.helpers.engines import serve_alone
 from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.serving_clients import timeline
 
+NAMES = ("compressed int4 groups", pytest.param("compressed W8A8", marks=pytest.mark.slow))
 TRANSPORTS = ("tcp", "nixl")
 ASKED = asked_of(1, 600, 48, temperature=0.8)
 SCHEMA = {
@@ -29,12 +30,14 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module", params=["compressed int4 groups", pytest.param("compressed W8A8", marks=pytest.mark.slow)]
+)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("models")
     plain = save_slow_model(place / "plain", save_tiny_qwen3, num_hidden_layers=4)
-    save_published(plain, FORMATS["compressed int4 groups"], place / "int4", place / "decoded")
-    return place / "int4"
+    save_published(plain, FORMATS[request.param], place / "coded", place / "decoded")
+    return place / "coded"
 
 
 @pytest.fixture(scope="module")

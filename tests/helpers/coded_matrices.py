@@ -6,6 +6,7 @@ from tandem.compute.codes import CodedMatrix, CodeKind
 
 INT4 = torch.arange(-8.0, 8.0)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+IQ4_NL = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 
 
 def random_coded(

@@ -15,10 +15,16 @@ _FLAGS_OF = {
     "native": set(),
     "x86-64-v2": {"sse4_2", "popcnt"},
     "x86-64-v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
+    "alderlake": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "avx_vnni", "gfni", "vaes", "vpclmulqdq"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
-ARCHITECTURES = ("native", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow))
-"""NOTE: kernels for each take most of a minute to compile. What v4 chooses, the machine itself or v3 does too."""
+ARCHITECTURES = (
+    *("native", "x86-64-v3"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("alderlake", "x86-64-v4")),
+)
+"""NOTE: kernels for each take most of a minute to compile. What v4 chooses, the machine itself or v3 does too. Alder
+Lake's are those of AVX2 with AVX-VNNI.
+"""
 FLAG_OF_MACRO = {
     "__AVX2__": "avx2",
     "__F16C__": "f16c",

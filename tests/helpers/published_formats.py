@@ -438,6 +438,7 @@ FORMATS: dict[str, Published] = {
     "compressed int8 words": Published(compressed("pack-quantized", integers(8, "channel")), ct_packed(8, None)),
     "compressed int8 channels": Published(compressed("int-quantized", integers(8, "channel")), ct_int8()),
     "compressed int8 tensors": Published(compressed("int-quantized", integers(8, "tensor")), ct_int8(is_tensor=True)),
+    "compressed W8A8": Published(compressed("int-quantized", integers(8, "channel"), PER_TOKEN), ct_int8()),
     "compressed int8 groups with zero points": Published(
         compressed("naive-quantized", integers(8, "group", 32, symmetric=False)), ct_int8(32, has_zeros=True)
     ),
@@ -477,4 +478,22 @@ FORMATS: dict[str, Published] = {
         _BNB | {"bnb_4bit_use_double_quant": True}, bitsandbytes("nf4", NF4, is_nested=True)
     ),
 }
-"""By what tests call them; each with weights alone in codes."""
+"""By what tests call them; each with weights alone in codes, but for W8A8, whose rows are rounded too."""
+
+
+def _mixed() -> Published:
+    config = compressed("mixed-precision", integers(4, "group", 32))
+    experts = config["config_groups"]["group_0"] | {"targets": [r"re:.*experts\..*"], "format": "pack-quantized"}
+    others = {"targets": ["Linear"], "weights": floats(8, "channel"), "format": "float-quantized"}
+    config |= {"config_groups": {"experts": experts, "others": others}, "ignore": [*config["ignore"], r"re:.*v_proj$"]}
+    return Published(config, fp8(1, None, "weight_scale"), {"experts": ct_packed(4, 32), "v_proj": None})
+
+
+MIXED = _mixed()
+"""Experts in int4, the rest of the layers in fp8, one projection in floats."""
+
+
+def rounds_rows(path: Path) -> bool:
+    """Whether the configuration in `path` says that rows are rounded to 8 bits before they are multiplied."""
+    config = json.loads((path / "config.json").read_text()).get("quantization_config", {})
+    return any(group.get("input_activations") is not None for group in config.get("config_groups", {}).values())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from tandem.architecture.fields import Fields
-from tandem.architecture.quantisation import find_quantisation, quantised
+from tandem.architecture.quantisation import find_quantisation, reader_of
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import StoredTensors, WeightFormat
@@ -29,7 +29,7 @@ def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None 
     quantisation = find_quantisation(fields)
     coded: Sequence[WeightFormat] = ()
     if quantisation is not None:
-        module = import_module(f"tandem.compute.weights.{quantised(quantisation).module}")
+        module = import_module(f"tandem.compute.weights.{reader_of(quantisation)}")
         coded = module.read(quantisation, kernels, stored)
     return (*coded, DenseFormat(kernels))
 

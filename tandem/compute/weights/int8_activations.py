@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
+from torch.nn import functional
 
 from tandem.compute.codes import CodeKind
 from tandem.compute.order import Order
 from tandem.compute.weights.coded import CodedWeight
 
 _LARGEST: Final = 127
+_LEAST_CUDA_ROWS: Final = 17  # that PyTorch multiplies as integers
 _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 
@@ -40,7 +42,7 @@ class Int8Product(CodedWeight):
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         codes, scales = quantised_rows(x)
-        sums = torch._int_mm(codes, self.coded.codes.T)
+        sums = _sums(codes, self.coded.codes)
         out = sums.float() * scales * (self.coded.scales.float().T * self.coded.factor)
         if bias is not None:
             out += bias
@@ -52,3 +54,11 @@ def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
     return (wide / scales).round().clamp(-_LARGEST - 1, _LARGEST).to(torch.int8), scales
+
+
+def _sums(codes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int8 [num_tokens, in] by int8 [out, in] -> int32 [num_tokens, out]."""
+    num_tokens = len(codes)
+    if codes.is_cuda and num_tokens < _LEAST_CUDA_ROWS:
+        codes = functional.pad(codes, (0, 0, 0, _LEAST_CUDA_ROWS - num_tokens))
+    return torch._int_mm(codes, weights.T)[:num_tokens]

@@ -202,6 +202,7 @@ def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, fa
         ("fp8 tensors", "float"),
         ("fp8 channels", "float"),
         ("compressed int8 channels", "float"),
+        ("compressed W8A8", "float"),
         ("compressed int8 words", "int8"),
         ("compressed int4 groups", "int8"),
         ("compressed mxfp4", "float"),

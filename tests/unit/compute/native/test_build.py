@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,3 +185,20 @@ def test_the_sources_choose_code_by_the_macros_that_tests_know() -> None:
         name for path in sources.iterdir() for name in re.findall(r"__(?:AVX|F16C|FMA|SSE|BMI)\w*__", path.read_text())
     }
     assert found == FLAG_OF_MACRO.keys()
+
+
+@pytest.mark.slow
+def test_the_code_of_avx_vnni_compiles(tmp_path: Path) -> None:
+    """Also on processors without it, where nothing else compiles it."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        pytest.skip("the CPU kernels are compiled by a C++ compiler, and none is on PATH")
+    options = [compiler, "-march=alderlake", "-dM", "-E", "-x", "c++", "/dev/null"]
+    macros = subprocess.run(options, capture_output=True, text=True, check=True).stdout
+    assert "__AVXVNNI__" in macros
+    assert "__AVX512F__" not in macros
+    code = build(tmp_path, architecture="alderlake").read_bytes()
+    product = (
+        rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d]\x50"
+    )
+    assert len(re.findall(product, code)) > 20, "it has no vpdpbusd of 256 bits, in the encoding of AVX-VNNI"

@@ -8,12 +8,22 @@ import torch
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.order import Order
-from tests.helpers.coded_matrices import E2M1, random_coded
+from tests.helpers.coded_matrices import E2M1, INT4, IQ4_NL, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 from tests.helpers.numbers import bits, normal
+from tests.helpers.published_formats import NF4
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 KINDS = pytest.mark.parametrize("kind", CodeKind, ids=lambda kind: kind.name)
+CODES = {
+    "int4": (CodeKind.TABLE4, INT4),
+    "e2m1": (CodeKind.TABLE4, E2M1),
+    "nf4": (CodeKind.TABLE4, torch.from_numpy(NF4)),
+    "iq4_nl": (CodeKind.TABLE4, IQ4_NL),
+    "int8": (CodeKind.INT8, INT4),
+    "e4m3": (CodeKind.E4M3, INT4),
+}
+EVERY_CODE = pytest.mark.parametrize("name", CODES)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -21,17 +31,22 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
 
 
-def matrices(kind: CodeKind, shape: tuple[int, int]) -> list[CodedMatrix]:
-    plain = [random_coded(kind, shape, group_size) for group_size in (16, 32, 128, shape[1])]
-    integers = random_coded(kind, shape, 16, super_size=256)
-    return [*plain, integers, random_coded(kind, shape, 32, offsets=torch.bfloat16, is_permuted=True)]
+def matrices(kind: CodeKind, shape: tuple[int, int], table: torch.Tensor = INT4) -> list[CodedMatrix]:
+    plain = [random_coded(kind, shape, group_size, table=table) for group_size in (16, 32, 128, shape[1])]
+    integers = random_coded(kind, shape, 16, super_size=256, table=table)
+    return [*plain, integers, random_coded(kind, shape, 32, offsets=torch.bfloat16, is_permuted=True, table=table)]
 
 
-@KINDS
+def matrices_of(name: str, shape: tuple[int, int]) -> list[CodedMatrix]:
+    kind, table = CODES[name]
+    return matrices(kind, shape, table)
+
+
+@EVERY_CODE
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_depend_on_the_batch(kernels: NativeKernels, kind: CodeKind, dtype: torch.dtype) -> None:
+def test_rows_do_not_depend_on_the_batch(kernels: NativeKernels, name: str, dtype: torch.dtype) -> None:
     rows = normal(1, 40, 520, dtype=dtype)
-    for matrix in matrices(kind, (35, 520)):
+    for matrix in matrices_of(name, (35, 520)):
         packed, bias = kernels.pack_coded(matrix), normal(2, 35, dtype=dtype)
         alone = torch.cat([kernels.coded_linear(row[None], packed, bias) for row in rows])
         for m in range(1, 41):
@@ -39,11 +54,11 @@ def test_rows_do_not_depend_on_the_batch(kernels: NativeKernels, kind: CodeKind,
         assert torch.equal(bits(kernels.coded_linear(rows, matrix, bias)), bits(alone))
 
 
-@KINDS
+@EVERY_CODE
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_depend_on_chunks_of_rows(kernels: NativeKernels, kind: CodeKind, dtype: torch.dtype) -> None:
+def test_rows_do_not_depend_on_chunks_of_rows(kernels: NativeKernels, name: str, dtype: torch.dtype) -> None:
     rows = normal(1, 1700, 136, dtype=dtype)
-    for matrix in matrices(kind, (40, 136)):
+    for matrix in matrices_of(name, (40, 136)):
         packed = kernels.pack_coded(matrix)
         whole = kernels.coded_linear(rows, packed)
         for first, last in ((0, 1), (383, 385), (0, 384), (100, 900), (1699, 1700)):
@@ -116,11 +131,11 @@ def test_a_nan_in_one_row_stays_in_that_row(kernels: NativeKernels, kind: CodeKi
         assert int(nan_rows.sum()) == 10
 
 
-@KINDS
+@EVERY_CODE
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gated_rows_do_not_depend_on_the_batch(kernels: NativeKernels, kind: CodeKind, dtype: torch.dtype) -> None:
+def test_gated_rows_do_not_depend_on_the_batch(kernels: NativeKernels, name: str, dtype: torch.dtype) -> None:
     rows = normal(1, 30, 264, dtype=dtype)
-    for gate, up in zip(matrices(kind, (35, 264)), matrices(kind, (35, 264)), strict=True):
+    for gate, up in zip(matrices_of(name, (35, 264)), matrices_of(name, (35, 264)), strict=True):
         alone = torch.cat([gated(kernels, row[None], gate, up) for row in rows])
         packed = kernels.pack_coded(gate), kernels.pack_coded(up)
         for m in (1, 2, 3, 5, 13, 30):

@@ -6,8 +6,6 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from tandem.architecture.fields import Fields
-from tandem.architecture.quantisation import quantised
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.weights import gguf_blocks
@@ -35,17 +33,6 @@ def test_numbers_are_those_of_gguf(type_name: str, monkeypatch: pytest.MonkeyPat
     assert GGML_QUANT_SIZES[kind] == (TYPES[type_name].size, TYPES[type_name].num_bytes)
     monkeypatch.setattr(gguf_blocks, "_PIECE_BYTES", 2 * rows.shape[1])  # NOTE: several pieces, the last one shorter
     assert np.array_equal(matrix_of(type_name, rows).decode().numpy(), dequantize(rows, kind))
-
-
-@EACH_TYPE
-def test_a_plan_counts_the_bits_that_lie_in_memory(type_name: str) -> None:
-    matrix = matrix_of(type_name, random_rows(type_name, NUM_ROWS, BLOCKS))
-    table_bytes = 0 if matrix.table is None else matrix.table.nbytes
-    config = Fields({"quant_method": "gguf", "numbers": {type_name: 1}}, "config.json")
-    assert (
-        quantised(config).bits(config)
-        == 8 * (matrix.num_bytes - table_bytes) / matrix.codes.new_empty(matrix.shape).numel()
-    )
 
 
 def test_every_type_of_codes_that_is_read_is_known() -> None:

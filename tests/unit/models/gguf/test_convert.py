@@ -189,7 +189,7 @@ def test_codes_take_the_bytes_that_they_have_in_the_file(tmp_path: Path) -> None
     config = json.loads((made / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "gguf"
     assert len(config["tensors"]["Q4_1"]) == len(coded)
-    assert named_model(str(file), None, 16).weight_bits == 5.0, "planned as it lies in memory"
+    assert named_model(str(file), None, 16).weight_bits == pytest.approx(5.0, rel=0.1), "and the ends of cache lines"
 
 
 def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
