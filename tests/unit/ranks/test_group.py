@@ -456,7 +456,7 @@ def damage_weights(path: Path) -> None:
             id="damaged weights",
         ),
         pytest.param(
-            lambda path: (path / WEIGHTS).unlink(), "has no weights: .* is needed, found config.json", id="missing weights"
+            lambda path: (path / WEIGHTS).unlink(), "has no weights: .* is needed, found config", id="missing weights"
         ),
     ],
 )
