@@ -94,10 +94,10 @@ def answers(engine: Engine) -> dict[tuple[str, int], list[tuple[object, ...]]]:
     }
 
 
-def bits(engine: Engine) -> tuple[dict[tuple[str, int], list[tuple[object, ...]]], list[str]]:
-    """`answers`, and digests of the whole rows of logits behind them, in the order in which they were computed.
+def bits(engine: Engine) -> tuple[dict[tuple[str, int], list[tuple[object, ...]]], set[str]]:
+    """`answers`, and digests of the whole rows of logits behind them.
 
-    NOTE: an engine that drafts computes more rows than one that does not.
+    NOTE: an engine that drafts computes more rows than one that does not, and one that preempts some of them twice.
     """
     rows: list[str] = []
     compute = ForwardPass.logits
@@ -112,4 +112,4 @@ def bits(engine: Engine) -> tuple[dict[tuple[str, int], list[tuple[object, ...]]
         patch.setattr(ForwardPass, "logits", noted)
         found = answers(engine)
     assert len(rows) > sum(params.max_tokens or 0 for params in PARAMS.values())
-    return found, rows
+    return found, set(rows)
