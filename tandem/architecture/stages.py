@@ -13,7 +13,7 @@ from operator import itemgetter
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
-from tandem.architecture.tensors import MAX_RANKS
+from tandem.architecture.tensors import MAX_GROUP_RANKS
 from tandem.core.errors import ConfigurationError
 
 LEAST_TOKENS = 4  # fewest of a micro-batch: each one reads all weights, so fewer tokens cost as much
@@ -23,14 +23,14 @@ PIECE_TOKENS = 64  # fewest of a micro-batch if there are more of them than stag
 def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
     """Raises `ConfigurationError` if `width` (tensor-parallel) x stages x contexts exceed the ranks of a worker."""
     num_ranks = width * num_stages * num_contexts
-    if num_ranks <= MAX_RANKS:
+    if num_ranks <= MAX_GROUP_RANKS:
         return
     sizes = {"pp": num_stages, "cp": num_contexts}
     name, number = max(sizes.items(), key=itemgetter(1))
     others = " with ".join(f"{other}={size}" for other, size in {"tp": width, **sizes}.items() if size > 1)
     raise ConfigurationError(
-        f"{others} are {num_ranks} ranks, and a worker has at most {MAX_RANKS}; "
-        f"give {name}={max(1, MAX_RANKS * number // num_ranks)} or less, or a smaller tp"
+        f"{others} are {num_ranks} ranks, and a worker has at most {MAX_GROUP_RANKS}; "
+        f"give {name}={max(1, MAX_GROUP_RANKS * number // num_ranks)} or less, or a smaller tp"
     )
 
 

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 MAX_RANKS = 8
 """Of a tensor-parallel group; a power of two. Sums that ranks may split are made of as many parts (`sum_blocks`)."""
+MAX_GROUP_RANKS = 16
+"""Of a worker: tensor-parallel ranks x pipeline stages x contexts; `kMaxRanks` of the compiled exchanges."""
 
 
 class ShardAxis(StrEnum):

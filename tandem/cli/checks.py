@@ -149,6 +149,17 @@ def check_gateway(moderation: str | None, accounts: str | None) -> None:
     asyncio.run(tried())
 
 
+def check_cores(num_ranks: Mapping[str, int], num_cores: int) -> None:
+    """Raises `ConfigurationError` if a worker of some role has more ranks than there are cores for workers."""
+    for role, number in num_ranks.items():
+        if number > max(1, num_cores):
+            raise ConfigurationError(
+                f"a {role} worker of {number} ranks, and {num_cores} cores: ranks wait for each other in every layer, "
+                f"so each needs a core; give it at most {num_cores} ranks by tp, pp and cp, or --cpus any, with which "
+                "they take turns"
+            )
+
+
 def check_cpus(cpus: Collection[int], allowed: Collection[int]) -> None:
     """Raises `ConfigurationError` if the cores for workers are not among those that this process may use."""
     if missing := sorted(set(cpus) - set(allowed)):

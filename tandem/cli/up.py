@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.cli.checks import (
     check_backend,
+    check_cores,
     check_cpus,
     check_gateway,
     check_model,
@@ -46,7 +48,7 @@ from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
 from tandem.models.default_model import NAME as DEFAULT_MODEL
 from tandem.models.hub import resolve_model_path, served_name
-from tandem.process.cores import parse_cpus, share_cores
+from tandem.process.cores import own_cpus, parse_cpus, share_cores
 from tandem.process.gpus import share_gpus
 from tandem.process.ports import free_ports
 from tandem.process.process_spec import RestartPolicy
@@ -171,6 +173,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         tokenizer = check_model(path, allow_pickle=self.allow_pickle)
         sizes = {name: self._by_role(name) for name in _RANK_SETTINGS}
         check_widths(path, sizes["tp"], self.block_size, self.transport, sizes["pp"], sizes["cp"])
+        if not topology.gpus and self.cpus != "any":
+            check_cores({role: prod(size[role] for size in sizes.values()) for role in sizes["tp"]}, len(self._cpus()))
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, tokenizer, *parsers)
         check_backend(path, self.attention_backend, self.block_size, on_cpus=not topology.gpus)
@@ -201,12 +205,15 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         found = ((name, self._by_role(name)[role]) for name in _RANK_SETTINGS)
         return tuple(word for name, number in found if number > 1 for word in (f"--{name}", str(number)))
 
+    def _cpus(self) -> Sequence[int]:
+        return own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
+
     def topology(self, path: Path, source: random.Random) -> Topology:
         """Returns the topology of the cluster from these settings."""
         check_anonymous(self.host, has_accounts=self._has_accounts, is_allowed=self.allow_anonymous)
         num_workers = self.prefill + self.decode
-        cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
-        check_cpus(cpus, _own_cpus())
+        cpus = self._cpus()
+        check_cpus(cpus, own_cpus())
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
         gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
         ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source)
@@ -391,9 +398,3 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
 
 # Settings that the processes get by flags or in the secret part of their environment.
 _OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__) | set(_RANK_SETTINGS)
-
-
-def _own_cpus() -> Sequence[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)

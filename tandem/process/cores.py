@@ -1,5 +1,6 @@
-"""Division of a machine's cores between workers; pure."""
+"""Division of a machine's cores between workers."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,13 @@ class Share:
 
     num_threads: int
     cpus: tuple[int, ...] = ()
+
+
+def own_cpus() -> Sequence[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return range(os.cpu_count() or 1)
 
 
 def share_cores(

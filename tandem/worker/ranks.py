@@ -1,5 +1,6 @@
 """Starts the ranks of a worker (processes that compute its model together) before its engine, and connects both."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly
+from tandem.process.cores import own_cpus
 from tandem.ranks.group import RankGroup, share_of
 from tandem.ranks.host_group import HostGroup
 from tandem.ranks.hosts_page_bytes import HostsPageBytes
@@ -23,6 +25,8 @@ from tandem.worker.host_tier_check import check_host_tier
 from tandem.worker.settings import WorkerSettings
 
 _KEY_PURPOSE = "ranks"
+
+_log = logging.getLogger(__name__)
 
 
 def proof_of(credentials: Credentials) -> Proof:
@@ -52,7 +56,14 @@ def open_ranks(
     config = settings.engine_config()
     if settings.num_ranks == 1:
         return config, None
-    config = share_of(config, settings.num_ranks // settings.hosts)
+    num_here, num_cores = settings.num_ranks // settings.hosts, len(own_cpus())
+    if num_here > num_cores:
+        _log.warning(
+            "%d ranks take turns on %d cores, and wait for each other in every layer: give this worker %d cores, or at "
+            "most %d ranks by tp, pp and cp",
+            *(num_here, num_cores, num_here, num_cores),
+        )
+    config = share_of(config, num_here)
     num_stages, num_contexts = settings.pp, settings.cp
     if settings.hosts == 1:
         return config, RankGroup(

@@ -52,7 +52,7 @@ def test_processes_get_the_bits_of_a_fixed_tree() -> None:
         assert [rank.returncode for rank in ranks] == [0] * num_ranks, ends
 
 
-@pytest.mark.parametrize("num_ranks", [4, 8])
+@pytest.mark.parametrize("num_ranks", [4, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_more_ranks_get_them_too(num_ranks: int) -> None:
     """In threads, which share no more than the memory."""
     with ThreadPoolExecutor(num_ranks) as pool:

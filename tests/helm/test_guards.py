@@ -22,9 +22,9 @@ OWN_URL = at("gateway.settings.accounts", "$(TANDEM_REDIS)")
 # What a guard of the chart refuses, and words of its message.
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
-    "more than eight ranks": (
-        at("decode.ranks", {"tensor": 4, "pipeline": 3}),
-        r"decode\.ranks\.tensor=4 and decode\.ranks\.pipeline=3 are 12 ranks, .* at most 8",
+    "more than sixteen ranks": (
+        at("decode.ranks", {"tensor": 8, "pipeline": 3}),
+        r"decode\.ranks\.tensor=8 and decode\.ranks\.pipeline=3 are 24 ranks, .* at most 16",
     ),
     "stages on one cpu": (
         at("decode", {"ranks": {"pipeline": 3}, "resources": {"requests": {"cpu": 2}}}),
@@ -43,12 +43,12 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"decode\.ranks\.context=2: .* set prefill\.ranks\.context, and decode\.ranks\.context=1",
     ),
     "more contexts and stages than ranks": (
-        at("prefill.ranks", {"tensor": 2, "context": 2, "pipeline": 3}),
-        r"tensor=2 and prefill\.ranks\.pipeline=3 and prefill\.ranks\.context=2 are 12 ranks, .* at most 8",
+        at("prefill.ranks", {"tensor": 4, "context": 2, "pipeline": 3}),
+        r"tensor=4 and prefill\.ranks\.pipeline=3 and prefill\.ranks\.context=2 are 24 ranks, .* at most 16",
     ),
     "more contexts than ranks": (
-        at("prefill.ranks", {"tensor": 2, "context": 5}),
-        r"prefill\.ranks\.tensor=2 and prefill\.ranks\.context=5 are 10 ranks, .* at most 8",
+        at("prefill.ranks", {"tensor": 4, "context": 5}),
+        r"prefill\.ranks\.tensor=4 and prefill\.ranks\.context=5 are 20 ranks, .* at most 16",
     ),
     "contexts twice": (
         at("prefill", {"ranks": {"context": 2}, "settings": {"cp": 2}}),

@@ -3,13 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pytest
+import torch
 
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
+from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.resolve import assemble
 from tandem.ranks.group import RankGroup, share_of
 from tests.helpers.engines import TINY, drain
@@ -59,6 +65,22 @@ def led_engine(
             group.close()
 
 
+def ends(process_id: int, within_s: float = 10.0) -> bool:
+    """Whether a process ends by itself.
+
+    NOTE: one whose parent has ended may be a zombie for as long as a container lives.
+    """
+    try:
+        process = psutil.Process(process_id)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            process.wait(within_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def answers(engine: Engine) -> dict[tuple[str, int], list[tuple[object, ...]]]:
     """Tokens and logprobs, to the bit, of all requests at once, and of one again when its prompt is cached."""
     for name, params in PARAMS.items():
@@ -70,3 +92,24 @@ def answers(engine: Engine) -> dict[tuple[str, int], list[tuple[object, ...]]]:
         key: [(each.token_ids, each.logprobs, each.prompt_logprobs, each.finish_reason) for each in outputs]
         for key, outputs in found.items()
     }
+
+
+def bits(engine: Engine) -> tuple[dict[tuple[str, int], list[tuple[object, ...]]], set[str]]:
+    """`answers`, and digests of the whole rows of logits behind them.
+
+    NOTE: an engine that drafts computes more rows than one that does not, and one that preempts some of them twice.
+    """
+    rows: list[str] = []
+    compute = ForwardPass.logits
+
+    def noted(self: ForwardPass, hidden: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        found = compute(self, hidden, wanted)
+        assert found.dtype == torch.float32
+        rows.extend(blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for row in found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForwardPass, "logits", noted)
+        found = answers(engine)
+    assert len(rows) > sum(params.max_tokens or 0 for params in PARAMS.values())
+    return found, set(rows)

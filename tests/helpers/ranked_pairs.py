@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tandem.architecture.state import RecurrentSpec, StateSpec
 from tandem.core.timeline import Stage
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.process.ports import free_ports
@@ -18,6 +19,7 @@ from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, pai
 
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
 Side = int | tuple[int, ...]  # ranks of a stage, stages, hosts, and contexts
+BLOCK_SIZE = 8
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
 
@@ -82,17 +84,18 @@ async def check(
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
         is_alike = core.ranked.parts == pair.prefill.core.ranked.parts
-        used_bytes = [_moved_bytes(core.ranked, group, is_alike) for group in range(len(core.ranked.whole.groups))]
+        groups = core.ranked.whole.groups
+        used_bytes = [_moved_bytes(core.ranked, group, is_alike) for group in range(len(groups))]
         greedy, transfers = await answered(pair, call_of(pair))
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
         assert counters.num_fetched_tokens == len(PROMPT)
         width, num_stages, num_hosts, _ = size_of(decode)
         assert core.ranked.num_ranks == num_stages * (1 if is_shared else width)
-        whole = sum(used_bytes) * (num_hosts if is_shared and num_stages == 1 else 1)
-        assert NUM_BLOCKS * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
-        if len(used_bytes) == 1:
-            assert moved(transfers) == NUM_BLOCKS * whole
+        num_copies = num_hosts if is_shared and num_stages == 1 else 1
+        whole = sum(used_bytes) * num_copies
+        missing = sum(_num_needed(each.spec) * size for each, size in zip(groups, used_bytes, strict=True))
+        assert moved(transfers) == missing * num_copies
         again, more = await answered(pair, call_of(pair, params=SAMPLED, request_id="again"))
         assert again == expected[1]
         if not core.ranked.whole.is_bounded:
@@ -100,6 +103,14 @@ async def check(
         elsewhere, all_of_it = await answered(pair, call_of(pair, salt="another", request_id="elsewhere"))
         assert (elsewhere, moved(all_of_it)) == (greedy, moved(transfers))
         await at_rest(pair.prefill, pair.decode)
+
+
+def _num_needed(spec: StateSpec) -> int:
+    """Blocks that the token after the prompt reads: one recurrent state, those of a window, or all."""
+    if isinstance(spec, RecurrentSpec):
+        return 1
+    window: int | None = getattr(spec, "window", None)
+    return NUM_BLOCKS if window is None else NUM_BLOCKS - max(0, len(PROMPT) - window + 1) // BLOCK_SIZE
 
 
 def _moved_bytes(ranked: RankedLayout, group: int, is_alike: bool) -> int:

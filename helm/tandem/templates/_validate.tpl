@@ -150,8 +150,8 @@
 {{- if gt $context 1 -}}
 {{- $sizes = printf "%s and %s.ranks.context=%d" $sizes .name $context -}}
 {{- end -}}
-{{- if gt $ranks 8 -}}
-{{- fail (printf "%s are %d ranks, and a worker has at most 8: lower one of them" $sizes $ranks) -}}
+{{- if gt $ranks 16 -}}
+{{- fail (printf "%s are %d ranks, and a worker has at most 16: lower one of them" $sizes $ranks) -}}
 {{- end -}}
 {{- if gt $ranks 1 -}}
 {{- $name := .name -}}

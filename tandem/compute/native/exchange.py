@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tandem.architecture.tensors import MAX_GROUP_RANKS
 from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind
 from tandem.compute.native.codes import DTYPE_CODES
@@ -96,6 +97,7 @@ class _Segment:
         offset: int = 0,
         members: tuple[Sequence[int], int] | None = None,
     ) -> None:
+        assert num_ranks <= MAX_GROUP_RANKS
         self._rank, self._num_ranks, self._buffer_bytes = rank, num_ranks, buffer_bytes
         self._deadline_s, self._offset = deadline_s, offset
         self._members = (range(num_ranks), num_ranks) if members is None else members

@@ -8,7 +8,7 @@ several stages, exchanges within a stage stay on one host, since each host has w
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.architecture.tensors import MAX_RANKS
+from tandem.architecture.tensors import MAX_GROUP_RANKS
 from tandem.compute.native.exchange_mirror import ExchangeMirror
 from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pipe_offset
 
@@ -32,7 +32,7 @@ class HostPlace:
     def is_possible(self) -> bool:
         """Whether these sizes fit a host other than the leader's."""
         sizes = self.num_here, self.num_ranks, self.num_sections
-        if min(sizes) < 1 or self.num_ranks > MAX_RANKS or self.num_ranks % self.num_sections:
+        if min(sizes) < 1 or self.num_ranks > MAX_GROUP_RANKS or self.num_ranks % self.num_sections:
             return False
         if self.num_ranks % self.num_here or self.first % self.num_here:
             return False

@@ -81,11 +81,11 @@ def test_models_that_cannot_be_cut_are_refused_with_what_can_be_had(model: Model
         ConfigurationError, match=r"pp=2 .* layers read what earlier ones keep.*; what can be had: pp=1$"
     ):
         stage_bounds(sharing(model, {6: 0}), 2)
-    with pytest.raises(ConfigurationError, match=r"tp=4 with pp=3 are 12 ranks, .* give pp=2 or less"):
-        check_group(4, 3)
-    with pytest.raises(ConfigurationError, match=r"tp=4 with cp=3 are 12 ranks, .* give cp=2 or less"):
-        check_group(4, 1, 3)
-    with pytest.raises(ConfigurationError, match=r"tp=2 with pp=2 with cp=3 are 12 ranks, .* give cp=2 or less"):
-        check_group(2, 2, 3)
-    check_group(2, 1, 4)
-    check_group(2, 2, 2)
+    with pytest.raises(ConfigurationError, match=r"tp=8 with pp=3 are 24 ranks, .* give pp=2 or less"):
+        check_group(8, 3)
+    with pytest.raises(ConfigurationError, match=r"tp=8 with cp=3 are 24 ranks, .* give cp=2 or less"):
+        check_group(8, 1, 3)
+    with pytest.raises(ConfigurationError, match=r"tp=4 with pp=2 with cp=3 are 24 ranks, .* give cp=2 or less"):
+        check_group(4, 2, 3)
+    check_group(8, 2)
+    check_group(2, 2, 4)

@@ -62,10 +62,10 @@ def test_contexts_change_no_hand_off_and_count_as_ranks(tmp_path: Path) -> None:
     check_widths(path, ones, 16, "nixl", ones, contexts)
     stages = {"prefill": 2, "decode": 2}
     check_widths(path, ones, 16, "nixl", stages, contexts)
-    with pytest.raises(ConfigurationError, match=r"pp=2 with cp=5 are 10 ranks, .* give cp=4 or less"):
-        check_widths(path, ones, 16, "auto", stages, {"prefill": 5, "decode": 1})
-    with pytest.raises(ConfigurationError, match=r"tp=8 with cp=2 are 16 ranks"):
-        check_widths(path, {"prefill": 8, "decode": 1}, 16, "auto", ones, contexts)
+    with pytest.raises(ConfigurationError, match=r"pp=2 with cp=9 are 18 ranks, .* give cp=8 or less"):
+        check_widths(path, ones, 16, "auto", stages, {"prefill": 9, "decode": 1})
+    with pytest.raises(ConfigurationError, match=r"tp=8 with cp=3 are 24 ranks"):
+        check_widths(path, {"prefill": 8, "decode": 1}, 16, "auto", ones, {"prefill": 3, "decode": 1})
 
 
 def test_ranks_that_share_their_state_hand_over_by_any_transport(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.Captur
         (["--tp", "2", "--accelerators", "2"], "--tp=2 with --accelerators or --decode-accelerators; give one of them"),
         (["--tp", "auto", "--pp", "9"], "--pp='9'"),
         (["--pp", "2"], "--pp=2 without --tp; give --tp=1, 2, 4, 8 or auto with it"),
-        (["--tp", "4", "--pp", "4"], "tp=4 with pp=4 are 16 ranks, and a worker has at most 8; give pp=2 or less"),
+        (["--tp", "8", "--pp", "4"], "tp=8 with pp=4 are 32 ranks, and a worker has at most 16; give pp=2 or less"),
         (["--prefix-hit", "1"], "--prefix-hit="),
         (["--mfu", "2"], "--mfu="),
         (["--trace", "no.csv"], "'no.csv' cannot be read"),

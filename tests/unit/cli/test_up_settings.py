@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cli import up
 from tandem.cli.service_settings import variables
 from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.up import _OWN, UpCommand
@@ -31,10 +32,10 @@ def test_every_setting_of_a_service_is_one_of_up() -> None:
 
 def test_what_was_set_becomes_variables_of_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_MAX_ATTEMPTS", "2")
-    up = UpCommand.model_validate(
+    command = UpCommand.model_validate(
         {"policy": "round-robin", "accounts": "keys.db", "max_body_mib": 4, "dtype": "float32"}
     )
-    assert variables(up, _OWN) == {
+    assert variables(command, _OWN) == {
         "TANDEM_POLICY": "round-robin",
         "TANDEM_ACCOUNTS": "keys.db",
         "TANDEM_MAX_BODY_MIB": "4.0",
@@ -113,8 +114,9 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
 
 def tp_of(*arguments: str, flag: str = "--tp") -> dict[str, str]:
     """--tp, or another setting of ranks, of each worker."""
-    up = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})
-    specs = [spec for spec in up.topology(Path("m"), random.Random(1)).specs() if spec.name.startswith(("pre", "dec"))]
+    command = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})
+    started = command.topology(Path("m"), random.Random(1)).specs()
+    specs = [spec for spec in started if spec.name.startswith(("pre", "dec"))]
     assert not any({"TANDEM_TP", "TANDEM_PP", "TANDEM_CP"} & spec.env.keys() for spec in specs)
     return {spec.name: spec.argv[spec.argv.index(flag) + 1] for spec in specs if flag in spec.argv}
 
@@ -134,6 +136,32 @@ def test_roles_have_stages_of_their_own() -> None:
     assert tp_of("prefill_pp", "3") == {}
     with pytest.raises(ConfigurationError, match="--prefill-pp=2 with --prefill 0: there are no prefill workers"):
         tp_of("prefill", "0", "prefill_pp", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--tp", "4"), "a prefill worker of 4 ranks, and 2 cores: .* at most 2 ranks by tp, pp and cp, or --cpus any"),
+        (("--decode-pp", "2", "--decode-tp", "2"), "a decode worker of 4 ranks, and 2 cores"),
+        (("--prefill-cp", "3"), "a prefill worker of 3 ranks, and 2 cores"),
+        (("--tp", "2", "--cpus", "0"), "a prefill worker of 2 ranks, and 1 cores: .* at most 1 ranks"),
+    ],
+)
+def test_more_ranks_than_cores_are_refused_with_what_fits(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "own_cpus", lambda: [0, 1])
+    assert run_command(UpCommand, ["--model", str(DEMO), "--port", "0", *arguments]) == 2
+    assert re.match(f"error: {words}", capsys.readouterr().err)
+
+
+def test_as_many_ranks_as_cores_and_more_that_take_turns_are_checked_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(up, "own_cpus", lambda: [0, 1])
+    for settings in ({"tp": 2}, {"tp": 4, "cpus": "any"}):
+        command = UpCommand.model_validate({"model": str(DEMO), "device": "cpu", "port": 0, **settings})
+        command._check(DEMO, command.topology(DEMO, random.Random(1)))
 
 
 def test_prefill_workers_alone_have_contexts() -> None:

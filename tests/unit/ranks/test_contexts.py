@@ -19,7 +19,7 @@ from tests.helpers.engines import drain
 from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
-from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.ranked import PARAMS, PROMPTS, answers, bits, led_engine, ranked_config
 from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -43,10 +43,10 @@ def saved(path: Path, family: str, **options: Any) -> Path:
 def check(path: Path, num_contexts: int, width: int, num_stages: int = 1, **overrides: Any) -> None:
     """Of prompts of 30 to 154 tokens in chunks of up to 100; several in a step, some of them too short to divide."""
     config = ranked_config(path, **{"max_num_batched_tokens": 100} | overrides)
-    expected = answers(build_engine(config))
+    expected = bits(build_engine(config))
     num_ranks = num_contexts * num_stages * width
     with led_engine(config, num_ranks, num_contexts=num_contexts, num_stages=num_stages) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -33,12 +34,13 @@ from tandem.scheduler.output import SchedulerOutput
 from tandem.worker.ranks import recover_from, report_of
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
+from tests.helpers.forked_ranks import forked_ranks
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, save_published
-from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.ranked import PARAMS, PROMPTS, answers, bits, ends, led_engine, ranked_config
 from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -46,6 +48,7 @@ SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
 FAMILIES = (
     checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 )
+WEIGHTS = "model.safetensors"
 NO_RECURRENCE: dict[str, Any] = {  # experts of squared ReLUs behind maps to fewer elements, and such a block alone
     "layers_block_type": ["full_attention", "moe", "full_attention", "mlp"],
     "moe_shared_expert_intermediate_size": 64,
@@ -62,22 +65,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With biases, in bfloat16, where another order of a sum shows at once."""
     path = tmp_path_factory.mktemp("qwen2")
     return write_byte_tokenizer(checkpoints.save_tiny_qwen2(path, dtype="bfloat16", **SAVED))
-
-
-def ends(process_id: int, within_s: float = 10.0) -> bool:
-    """Whether a process ends by itself.
-
-    NOTE: one whose parent has ended may be a zombie for as long as a container lives.
-    """
-    try:
-        process = psutil.Process(process_id)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            process.wait(within_s)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
@@ -176,9 +163,9 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
         path = write_byte_tokenizer(checkpoints.save_tiny_qwen3_moe(tmp_path, dtype="bfloat16", **SAVED))
     else:
         path = coded(tmp_path, name, checkpoints.save_tiny_qwen3_moe)
-    expected = answers(build_engine(ranked_config(path)))
+    expected = bits(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, group):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
         rows = group.expert_rows
         assert rows.busiest <= sum(rows.by_rank) < 2 * rows.busiest, "both ranks have some, and not the same"
 
@@ -189,9 +176,9 @@ def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, fa
     decays of columns, with a copy of latents for each rank beside them; choices by the heads that share K and V.
     """
     path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
-    expected = answers(build_engine(ranked_config(path)))
+    expected = bits(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 @pytest.mark.slow
@@ -218,9 +205,9 @@ def test_every_width_has_the_bits_of_one_with_codes(
     """Odd numbers of blocks of inputs among them, and an order of inputs of each map's own."""
     sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 640, "head_dim": 64}
     config = ranked_config(coded(tmp_path, name, checkpoints.save_tiny_llama, **sizes), activations=activations)
-    expected = answers(build_engine(config))
+    expected = bits(build_engine(config))
     with led_engine(config, num_ranks) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 @pytest.mark.slow
@@ -237,9 +224,9 @@ def test_every_width_has_the_bits_of_one_with_codes(
 def test_two_ranks_have_the_bits_of_one_with_codes_beside_states(tmp_path: Path, name: str, family: str) -> None:
     """Maps in whose rows are parted by queries, keys and values, or lie group by group."""
     path = coded(tmp_path, name, FAMILIES[family])
-    expected = answers(build_engine(ranked_config(path)))
+    expected = bits(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 @pytest.mark.slow
@@ -250,9 +237,9 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
     plain = checkpoints.save_tiny_llama(tmp_path / "plain", tie_word_embeddings=True, **sizes)
     path = converted(write_gguf(plain, tmp_path / "a.gguf", type_name="Q4_K"), tmp_path / "cache")
     config = ranked_config(path, dtype="bfloat16")
-    expected = answers(build_engine(config))
+    expected = bits(build_engine(config))
     with led_engine(config, num_ranks) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 @pytest.mark.slow
@@ -300,9 +287,9 @@ def test_every_width_has_the_bits_of_one(
     tmp_path: Path, family: str, dtype: str, options: dict[str, Any], num_ranks: int
 ) -> None:
     path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype=dtype, **SAVED | options))
-    expected = answers(build_engine(ranked_config(path)))
+    expected = bits(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), num_ranks) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 def test_a_rank_that_is_killed_ends_the_engine_and_the_other_ranks(checkpoint: Path) -> None:
@@ -451,14 +438,51 @@ def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
     assert ends(rank)
 
 
-@pytest.mark.slow
-def test_what_a_rank_refuses_is_said_by_the_leader(checkpoint: Path) -> None:
-    group = RankGroup(share_of(ranked_config(checkpoint, attention_backend="other"), 2), 2)
-    try:
-        with pytest.raises(ConfigurationError, match=r"rank 1: attention_backend='other' is unknown"):
-            group.prepare("", ShardSizes(2, 64, 1))
-    finally:
-        group.close()
+def damage_weights(path: Path) -> None:
+    """A file of its own: others have mapped the whole one."""
+    whole = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).unlink()
+    (path / WEIGHTS).write_bytes(whole[:10_000])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(
+            lambda path: None, "attention_backend='other' is unknown", marks=pytest.mark.slow, id="unknown setting"
+        ),
+        pytest.param(
+            damage_weights,
+            rf"/{WEIGHTS} is damaged or incomplete \(.*\); download it again",
+            id="damaged weights",
+        ),
+        pytest.param(
+            lambda path: (path / WEIGHTS).unlink(), "has no weights: .* is needed, found config", id="missing weights"
+        ),
+    ],
+)
+def test_what_a_rank_refuses_is_said_by_the_leader(
+    checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    """Before it serves; its own files are whole."""
+    path = shutil.copytree(checkpoint, tmp_path / "model")
+    damage(path)
+    config = ranked_config(path, attention_backend="other" if words.startswith("attention") else "auto")
+    with forked_ranks():
+        group = RankGroup(share_of(config, 2), 2)
+        try:
+            with pytest.raises(ConfigurationError, match=f"^rank 1: .*{words}"):
+                group.prepare("", ShardSizes(2, 64, 1))
+        finally:
+            group.close()
+
+
+def test_a_group_is_not_formed_anew_with_weights_that_are_damaged_meanwhile(checkpoint: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(checkpoint, tmp_path / "model")
+    with led_engine(ranked_config(path), 2) as (_, group):
+        damage_weights(path)
+        with pytest.raises(ConfigurationError, match=rf"^rank 1: .*/{WEIGHTS} is damaged or incomplete"):
+            group.renew()
 
 
 def test_ranks_share_one_copy_of_latents_and_its_memory(tmp_path: Path) -> None:

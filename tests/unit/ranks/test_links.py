@@ -12,7 +12,7 @@ from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.ranks.forwarding import forward
 from tests.helpers.native_kernels import load_or_skip
 
-SIZES = [(1, 2, 1, 2), (2, 2, 1, 2), (1, 4, 1, 2), (1, 4, 1, 4), (1, 2, 2, 2), (2, 4, 1, 4)]
+SIZES = [(1, 2, 1, 2), (2, 2, 1, 2), (1, 4, 1, 2), (1, 4, 1, 4), (1, 2, 2, 2), (2, 4, 1, 4), (8, 2, 1, 2), (2, 4, 2, 4)]
 """Ranks of a section, stages, contexts, and hosts."""
 
 

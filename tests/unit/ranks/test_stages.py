@@ -1,13 +1,14 @@
 """Stages of layers as real processes: the bits of one rank, whatever the stages and the ranks of each."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.errors import ConfigurationError, RanksLostError
+from tandem.core.errors import ConfigurationError, EngineStoppedError, RanksLostError
 from tandem.engine.drafts.artificial import ReplayDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import assemble, build_engine
@@ -16,7 +17,7 @@ from tests.helpers import checkpoints
 from tests.helpers.engines import drain
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
-from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.ranked import PARAMS, PROMPTS, answers, bits, ends, led_engine, ranked_config
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
@@ -69,26 +70,29 @@ def saved(path: Path, family: str, **options: Any) -> Path:
             pytest.param(family, 4, 2, marks=pytest.mark.slow)
             for family in ("qwen2", "qwen3_moe", "deepseek_v3", "granite_hybrid")
         ),
+        pytest.param("granite_hybrid", 2, 2, marks=pytest.mark.slow),
         ("deepseek_v3", 2, 2),
     ],
 )
 def test_stages_have_the_bits_of_one_rank(tmp_path: Path, family: str, width: int, num_stages: int) -> None:
     path = saved(tmp_path, family)
-    config = ranked_config(path, speculate="ngram" if family == "qwen2" else "off")
-    expected = answers(build_engine(ranked_config(path)))
+    is_drafted = family == "qwen2"
+    compared = answers if is_drafted else bits
+    config = ranked_config(path, speculate="ngram" if is_drafted else "off")
+    expected = compared(build_engine(ranked_config(path)))
     with led_engine(config, width * num_stages, num_stages=num_stages) as (engine, _):
-        assert answers(engine) == expected
+        assert compared(engine) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MANY_LAYERS)
-@pytest.mark.parametrize(("width", "num_stages"), [(1, 4), (2, 4)])
+@pytest.mark.parametrize(("width", "num_stages"), [(1, 4), (2, 4), (4, 4)])
 def test_four_stages_have_the_bits_of_one_rank(tmp_path: Path, family: str, width: int, num_stages: int) -> None:
     """Of four layers, of a hybrid six: some stages have states of one kind alone."""
     path = saved(tmp_path, family, **MANY_LAYERS[family])
-    expected = answers(build_engine(ranked_config(path)))
+    expected = bits(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), width * num_stages, num_stages=num_stages) as (engine, _):
-        assert answers(engine) == expected
+        assert bits(engine) == expected
 
 
 def test_each_stage_carries_its_states_on_behind_right_drafts(tmp_path: Path) -> None:
@@ -148,6 +152,24 @@ def test_a_group_of_stages_is_formed_anew_with_the_kv_of_the_one_before(tmp_path
         assert metrics is not None
         assert metrics.num_cached_tokens >= 64
         engine.check()
+
+
+def test_a_stage_that_hangs_ends_the_step_by_a_deadline_and_every_rank_logs_whom_it_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of three stages the first is stopped: the second waits for its stream, and the last for the second's. Between
+    stages six times the deadline of exchanges within one passes, less than the silence by which a rank is given up.
+    """
+    path = saved(tmp_path, "qwen2", num_hidden_layers=3)
+    with led_engine(ranked_config(path), 3, num_stages=3, deadline_s=0.2) as (engine, group):
+        engine.add_request(PROMPTS["greedy"], PARAMS["greedy"])
+        engine.step()
+        os.kill(group.process_ids[2], signal.SIGSTOP)
+        with pytest.raises(EngineStoppedError, match=r"rank 1 of 3 (did not take part within 1\.2 s: step|has ended)"):
+            drain(engine)
+        assert ends(group.process_ids[1])
+    words = r"rank 1: ends: rank 2 of 3 did not take part within 1\.2 s: step \d+, exchange 1 of .*, as rank 1 saw it"
+    assert re.search(words, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Hand-offs between workers of any numbers of ranks: the tokens of one rank, and no byte more than was missing."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,17 @@ import pytest
 
 from tandem.core.errors import InvalidRequestError
 from tandem.rpc.messages import ConfirmCall
+from tandem.worker import ranks
+from tandem.worker.settings import DecodeSettings
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.handoffs import call_of
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
-from tests.helpers.ranked_pairs import Side, alone, answered, check, ranked_pair
+from tests.helpers.ranked_pairs import COMPILED, Side, alone, answered, check, ranked_pair
+from tests.helpers.secret import AS_WORKER
 from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
-from tests.helpers.workers import at_rest, front_of
+from tests.helpers.workers import at_rest, front_of, settings_of
 
 FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 
@@ -197,6 +201,21 @@ def test_a_prefix_is_fetched_from_a_worker_of_another_width(model_of: Callable[[
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
+
+
+def test_more_ranks_than_cores_are_told_with_what_fits(
+    model_of: Callable[[str, int], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any is started."""
+    monkeypatch.setattr(ranks, "own_cpus", lambda: [0, 1])
+    monkeypatch.setattr(ranks, "RankGroup", lambda *_, **__: None)
+    path = model_of("qwen2", 2)
+    for tp, words in ((2, ""), (4, "4 ranks take turns on 2 cores, .* give this worker 4 cores, or at most 2 ranks")):
+        settings = settings_of(DecodeSettings, path, "d0", **COMPILED, tp=tp)
+        config, _ = ranks.open_ranks(settings, AS_WORKER, lambda: None)
+        assert config.num_threads == 1
+        assert re.search(words, caplog.text)
+        assert bool(caplog.text) is bool(words)
 
 
 def test_widths_are_one_pool_and_checksums_are_asked_for_widths_that_exist(

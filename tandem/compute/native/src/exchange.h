@@ -30,7 +30,7 @@ namespace tandem {
 
 enum RankFailure : int64_t { kNoFailure = 0, kLate = 1, kEnded = 2 };
 
-constexpr int64_t kMaxRanks = 8;
+constexpr int64_t kMaxRanks = 16;  // of a group: `MAX_GROUP_RANKS`; the page of counters has room for 31
 
 class Exchange {
  public:
