@@ -97,6 +97,8 @@ def _able_while_failing(world: World, outcome: ClientOutcome, failed_s: float) -
     """
     if outcome.error_code != _NO_WORKER or outcome.error == ACCOUNTS_AWAY:
         return _able_pair(world, outcome, failed_s)
+    if _has_used_attempts(world, outcome, failed_s):
+        return _able_pair(world, outcome, failed_s, FOUND_S)
     lost_s = outcome.began_s if outcome.heard_s is None else outcome.heard_s
     since_s, until_s = max(lost_s, failed_s - GRACE_S), max(failed_s, lost_s + GRACE_S)
     starts = {since_s, *(span.until_s for span in world.spans if span.until_s is not None and span.until_s > since_s)}
@@ -105,6 +107,18 @@ def _able_while_failing(world: World, outcome: ClientOutcome, failed_s: float) -
         if able is not None:
             return f"{able}, well since {start_s:.1f} s,"
     return None
+
+
+def _has_used_attempts(world: World, outcome: ClientOutcome, failed_s: float) -> bool:
+    """Whether a request has lost as many workers as may be tried for one, since a request may be what ends them. True
+    if its gateway has crashed since, which alone knew.
+    """
+    gateway = world.gateways.get(outcome.ask.gateway)
+    if gateway is None or any(at_s > failed_s for at_s in world.crashed.get(outcome.ask.gateway, ())):
+        return True
+    record = gateway.gateway.history.find(outcome.ask.request_id)
+    ends = () if record is None else record.ends.values()
+    return any(end.num_failovers >= _GATEWAY["max_attempts"].default for end in ends)
 
 
 def _able_pair(world: World, outcome: ClientOutcome, until_s: float, for_s: float = ABLE_S) -> str | None:
