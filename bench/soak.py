@@ -242,6 +242,7 @@ def main() -> None:
             rows.append(Row(label, "gateway", "descriptors kept after they left", left, ""))
     notes = [json.dumps(report) for report in reports]
     notes += [f"unexpected {count} times: {what}" for what, count in traffic.unexpected.most_common(20)]
+    notes.append(f"evicted {traffic.num_evicted} times: a stored response was to be continued")
     notes.append(json.dumps({"kinds": dict(traffic.counts), "statuses": dict(traffic.statuses)}))
     report = Report("soak", vars(given), rows, notes)
     report.print()

@@ -74,6 +74,7 @@ class Traffic:
         self.counts: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
         self.unexpected: Counter[str] = Counter()
+        self.num_evicted = 0  # stored responses that could not be continued, as their store is bounded
         kinds = _KINDS
         self._kinds, self._weights = [kind for kind, _ in kinds], [weight for _, weight in kinds]
 
@@ -179,7 +180,10 @@ class Traffic:
         if self._stored and self._random.random() < 0.3:
             client, body["previous_response_id"] = self._random.choice(self._stored)
         answer = await self._ask(client, "POST", "/v1/responses", body)
-        if self._expect("response", answer, 200, 404) and answer.status == 200:
+        if "previous_response_id" in body and _is_evicted(answer):
+            self.statuses[answer.status] += 1
+            self.num_evicted += 1
+        elif self._expect("response", answer):
             self._stored.append((client, orjson.loads(answer.content)["id"]))
 
     async def _response_deleted(self) -> None:
@@ -342,6 +346,11 @@ _KINDS: Sequence[tuple[Callable[[Traffic], Awaitable[None]], float]] = (
     (Traffic._unknown_route, 3), (Traffic._unknown_key, 2), (Traffic._wrong_type, 1), (Traffic._no_http, 1),
     (Traffic._half_body, 1), (Traffic._slow_reader, 0.6),
 )  # fmt: skip
+
+
+def _is_evicted(answer: _Answer) -> bool:
+    """Whether a response cannot be continued since the store has evicted it, or a concurrent request deleted it."""
+    return answer.status == 400 and orjson.loads(answer.content)["error"]["code"] == "previous_response_not_found"
 
 
 def _bearer(key: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tandem.accounts.errors import (
 from tandem.accounts.rate_limit_state import RateLimitState, RateLimitWindow
 from tandem.gateway.errors import MAX_RETRY_AFTER_S, Problem, problem_of
 
+ACCOUNTS_AWAY = "this server's accounts are temporarily not available; try again"  # message to clients
 _NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
 
 
@@ -32,7 +33,7 @@ def problem_for(error: BaseException) -> Problem:
             wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s or 1.0)))
             return Problem(429, kind, "rate_limit_exceeded", str(error), None, wait_s)
         case AccountsUnavailableError():  # NOTE: its own words are for operators, and in the log
-            return replace(problem_of(error), message="this server's accounts are temporarily not available; try again")
+            return replace(problem_of(error), message=ACCOUNTS_AWAY)
     return problem_of(error)
 
 

@@ -63,8 +63,9 @@ class Gateway:
         self._workers = ClientPool(connect)
         connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=reusable_prompts)
         self._router_clients = ClientPool(connect_router)
-        self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
-        self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)
+        longest_s = settings.failover_timeout_s / 2  # NOTE: so that a wait has time for several calls
+        self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s, longest_s)
+        self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s, longest_s)
         self._settler = Settler(self.routers)
         self._open_streams: set[ServeStream] = set()
         self.model = model
@@ -83,7 +84,7 @@ class Gateway:
         self.ids = RequestIds()
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
-        self.model_info = ModelInfoCache(self.routers, model.name)
+        self.model_info = ModelInfoCache(self.routers, model.name, settings.failover_timeout_s)
         self.outages = OutageQueues(settings.failover_timeout_s, self.metrics.waiting)
         limits = RequestLimits(settings.max_choices, settings.max_messages)
         self.dialect_context = DialectContext(model, self.model_info, limits)

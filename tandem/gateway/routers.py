@@ -1,6 +1,7 @@
 """Calls to the routers. Invariant: the failure of one router loses no request while another answers in time.
 
-The router that answered last is asked first. Holds no workers and no pairings.
+The router that answered last is asked first. While none answers, each round of calls waits longer than the one before:
+routers that are slow, as on a starved machine, are no outage. Holds no workers and no pairings.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from tandem.core.errors import (
     UntrustedPeerError,
     WorkerLostError,
 )
+from tandem.gateway.patience import Patience
 from tandem.routing.settlement import Settlement
 from tandem.rpc.client import ClientPool, RouterClient
 from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, WorkerListing
@@ -39,12 +41,16 @@ class Routers:
 
     Args:
         timeout_s: a router that is silent for this long counts as unavailable.
+        max_timeout_s: the same while no router answers, after several rounds of calls.
     """
 
-    def __init__(self, addresses: Sequence[str], pool: ClientPool[RouterClient], timeout_s: float) -> None:
+    def __init__(
+        self, addresses: Sequence[str], pool: ClientPool[RouterClient], timeout_s: float, max_timeout_s: float = 0.0
+    ) -> None:
         self.addresses = tuple(addresses)
         self._pool = pool
         self._timeout_s = timeout_s
+        self._patience = Patience(timeout_s, max_timeout_s)
         self._current = 0
         self._refusing: set[str] = set()
         self._is_alone = False
@@ -55,11 +61,11 @@ class Routers:
         Raises:
             InvalidRequestError, CapacityError, UnavailableError: as `RouterHandler.pair`, or no router answers.
         """
-        return await self._ask(lambda client: client.pair(call, timeout_s=self._timeout_s))
+        return await self._ask(lambda client, timeout_s: client.pair(call, timeout_s=timeout_s))
 
     async def models(self) -> Sequence[ModelInfo]:
         """Models that live workers serve now. Raises UnavailableError when no router answers."""
-        _, found = await self._ask(lambda client: client.models(timeout_s=self._timeout_s))
+        _, found = await self._ask(lambda client, timeout_s: client.models(timeout_s=timeout_s))
         return found
 
     async def settle(self, address: str, settlement: Settlement) -> None:
@@ -92,25 +98,31 @@ class Routers:
             return RouterListing(address, problem=str(error))
         return RouterListing(address, process, tuple(workers))
 
-    async def _ask(self, question: Callable[[RouterClient], Awaitable[T]]) -> tuple[str, T]:
+    async def _ask(self, question: Callable[[RouterClient, float], Awaitable[T]]) -> tuple[str, T]:
         """The first answer. A router that knows no worker is overruled by any other that does."""
         away: list[str] = []
         without_worker: UnavailableError | None = None
+        timeout_s, longest_s, now_s = self._patience.timeout_s, 0.0, asyncio.get_running_loop().time
         for address in self._in_turn():
+            asked_s = now_s()
             try:
-                answer = await question(self._pool.get(address))
+                answer = await question(self._pool.get(address), timeout_s)
             except WorkerLostError as error:
+                longest_s = max(longest_s, now_s() - asked_s)
                 away.append(str(error))
             except UnavailableError as error:
+                self._patience.note_answer(now_s() - asked_s)
                 without_worker = without_worker or error
                 self._note_refusal(address, error)
             else:
+                self._patience.note_answer(now_s() - asked_s)
                 self._prefer(address)
                 self._refusing.discard(address)
                 self._is_alone = False
                 return address, answer
         if without_worker is not None:
             raise without_worker
+        self._patience.note_silence(longest_s)
         self._note_outage(away)
         raise UnavailableError("no router of this cluster answers; try again in a moment", 1.0)
 

@@ -30,7 +30,7 @@ MAX_REPORTS_PER_S = 4000  # NOTE: each costs both ends of gRPC 0.25 ms together;
 UPDATES_PER_SILENCE = 3  # least number of update intervals in `silence_s`
 _MOST_OFF = 1.5  # factor by which a stream's interval may differ from the wanted one before the stream is opened anew
 _FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 1.0  # before a stream that ended is opened again
 
 
 class Watchable(Protocol):
@@ -138,7 +138,7 @@ class FleetWatch:
         try:
             while True:
                 was_alive = await self._stream(address, client)
-                backoff_s = _FIRST_BACKOFF_S if was_alive else min(2 * backoff_s, _MAX_BACKOFF_S)
+                backoff_s = _FIRST_BACKOFF_S if was_alive else min(2 * backoff_s, MAX_BACKOFF_S)
                 await asyncio.sleep(backoff_s)
         finally:
             self._view.mark_lost(address)

@@ -24,7 +24,7 @@ class ClientOutcome:
     """Outcome of a client's request: what it received, and when. `heard_s`: time of the last tokens.
 
     Args:
-        error: the error event of a stream, or the body of a refusal.
+        error: the message of a stream's error event, or of a refusal. `error_code`: its code.
         has_left: it disconnected before the end.
         is_lost: its gateway crashed.
         ended_s: None while it waits.
@@ -39,6 +39,7 @@ class ClientOutcome:
     token_times: list[float] = field(default_factory=list)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     error: str | None = None
+    error_code: str | None = None
     has_left: bool = False
     is_lost: bool = False
     began_s: float = 0.0
@@ -143,6 +144,7 @@ class Exchange:
     def _take_answer(self, answer: Mapping[str, Any]) -> None:
         if "error" in answer:
             self.outcome.error = str(answer["error"].get("message", answer["error"]))
+            self.outcome.error_code = answer["error"].get("code")
             return
         if self.outcome.heard_s is not None:
             gap, longest = (self.outcome.heard_s, self._loop.time()), self.outcome.longest_gap

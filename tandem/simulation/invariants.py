@@ -4,7 +4,11 @@ Tokens equal the model's, or there is a clear error; no blocks stay held after l
 a worker could have served it. Invariants of accounts are in `ledger_invariants`.
 """
 
+from tandem.gateway.accounts_headers import ACCOUNTS_AWAY
+from tandem.gateway.settings import GatewaySettings
+from tandem.process.fleet_watch import MAX_BACKOFF_S
 from tandem.ranks.group import EXCHANGE_DEADLINE_S
+from tandem.router.settings import RouterSettings
 from tandem.simulation.client import ClientOutcome
 from tandem.simulation.fault import NOTICED_RANK_FAULTS, RANK_FAULTS
 from tandem.simulation.ledger_invariants import check_ledger
@@ -14,7 +18,13 @@ from tandem.worker.lifecycle import LifecycleState
 MAX_GAP_S = 9.5  # between two tokens of a stream that some worker could continue
 RANKS_GAP_S = 5.0  # where nothing is wrong but a group of ranks, and another worker has none
 ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
+_GATEWAY, _ROUTER = GatewaySettings.model_fields, RouterSettings.model_fields
+GRACE_S: float = _GATEWAY["failover_timeout_s"].default  # gateways wait for a worker for so long
+# Time until a worker and a router that are well again are found by a gateway that waits for them. A router's stream
+# from the worker ends by silence and is opened anew, then the gateway probes the worker.
+FOUND_S: float = _ROUTER["dead_after_s"].default + MAX_BACKOFF_S + _GATEWAY["worker_timeout_s"].default
 _GIVEN_UP = (429, 503)  # statuses of requests that were refused for lack of workers
+_NO_WORKER = "unavailable"  # code of requests that no worker and router served in time
 
 
 def check_end(world: World) -> None:
@@ -37,7 +47,7 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
     if outcome.error is not None:
         if outcome.status not in (200, *_GIVEN_UP):
             world.violate(f"{name} failed with {outcome.status}: {outcome.error}")
-        elif (able := _able_pair(world, outcome, outcome.ended_s)) is not None:
+        elif (able := _able_while_failing(world, outcome, outcome.ended_s)) is not None:
             world.violate(f"{name} failed although {able} could have served it: {outcome.status} {outcome.error}")
     elif not (outcome.has_left or outcome.is_lost):
         world.violate(f"{name} ended with {outcome.status} and no word why")
@@ -79,9 +89,41 @@ def _lost_ranks_only(world: World, since_s: float, until_s: float) -> bool:
     return bool(spans) and all(span.kind in NOTICED_RANK_FAULTS for span in spans)
 
 
-def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | None:
-    """Returns the names of a decode worker and a router without faults during the last `ABLE_S`, or None."""
-    since_s = until_s - ABLE_S
+def _able_while_failing(world: World, outcome: ClientOutcome, failed_s: float) -> str | None:
+    """Returns a decode worker and a router that could have served a request that failed, or None.
+
+    A request for which there was none waits for the grace. It lost its worker after its last token, so the grace did
+    not end before `lost_s + GRACE_S`, although a gateway may have given up earlier.
+    """
+    if outcome.error_code != _NO_WORKER or outcome.error == ACCOUNTS_AWAY:
+        return _able_pair(world, outcome, failed_s)
+    if _has_used_attempts(world, outcome, failed_s):
+        return _able_pair(world, outcome, failed_s, FOUND_S)
+    lost_s = outcome.began_s if outcome.heard_s is None else outcome.heard_s
+    since_s, until_s = max(lost_s, failed_s - GRACE_S), max(failed_s, lost_s + GRACE_S)
+    starts = {since_s, *(span.until_s for span in world.spans if span.until_s is not None and span.until_s > since_s)}
+    for start_s in sorted(start_s for start_s in starts if start_s + FOUND_S <= until_s):
+        able = _able_pair(world, outcome, start_s + FOUND_S, FOUND_S)
+        if able is not None:
+            return f"{able}, well since {start_s:.1f} s,"
+    return None
+
+
+def _has_used_attempts(world: World, outcome: ClientOutcome, failed_s: float) -> bool:
+    """Whether a request has lost as many workers as may be tried for one, since a request may be what ends them. True
+    if its gateway has crashed since, which alone knew.
+    """
+    gateway = world.gateways.get(outcome.ask.gateway)
+    if gateway is None or any(at_s > failed_s for at_s in world.crashed.get(outcome.ask.gateway, ())):
+        return True
+    record = gateway.gateway.history.find(outcome.ask.request_id)
+    ends = () if record is None else record.ends.values()
+    return any(end.num_failovers >= _GATEWAY["max_attempts"].default for end in ends)
+
+
+def _able_pair(world: World, outcome: ClientOutcome, until_s: float, for_s: float = ABLE_S) -> str | None:
+    """Returns the names of a decode worker and a router without faults during the `for_s` until then, or None."""
+    since_s = until_s - for_s
     if since_s < 0 or not world.was_well(outcome.ask.gateway, since_s, until_s):
         return None
     routers = [name for name in world.scenario.routers if world.was_well(name, since_s, until_s)]

@@ -113,6 +113,7 @@ class World:
         self.on_violation: Callable[[], None] = lambda: None
         self._num_started = 0
         self._num_turns = 0
+        self._overdue: set[str] = set()  # workers that kept a lease for too long
         if scenario.scaling is not None:
             self._add_kubernetes(scenario.scaling)
 
@@ -308,6 +309,16 @@ class World:
         self._num_turns += 1
         if self._num_turns % _CHECK_EVERY == 0:
             engine.check()
+            self._check_leases()
+
+    def _check_leases(self) -> None:
+        """Check that no worker without faults keeps a lease long after its end."""
+        now_s = self.loop.time()
+        for name, simulated in self.workers.items():
+            end_s = simulated.worker.core.leases.first_end_s
+            if end_s + EPSILON_S < now_s and name not in self._overdue and self.was_well(name, end_s, now_s):
+                self._overdue.add(name)
+                self.violate(f"{name} keeps a lease {now_s - end_s:.1f} s after its end")
 
     async def _ask(self, ask: ClientRequest) -> None:
         await asyncio.sleep(ask.at_s - self.loop.time())

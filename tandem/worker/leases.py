@@ -5,6 +5,7 @@ Invariant: while a lease is valid its hold is in place, without interruption sin
 lease is confirmed after a read has read the promised content. Used by one thread, the event loop's.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,11 @@ class LeaseBook:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    @property
+    def first_end_s(self) -> float:
+        """Time at which the first of the open leases ends unless it is renewed; infinity if there are none."""
+        return min((lease.ends_s for lease in self._leases.values()), default=math.inf)
 
     def open(self, lease_id: str) -> None:
         """Opens a lease, without blocks, for `ttl_s` from now.

@@ -1,26 +1,32 @@
-"""Listeners of a running `tandem up`: its ports on loopback, and nothing else that others can reach."""
+"""Listeners of all processes: the ports that were asked for, and nothing else that others can reach."""
 
 import os
+import random
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tandem.process.ports import free_ports
 from tandem.transport.nixl.bindings import unavailable_reason
 from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.cluster import running_cluster
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.planner_process import PlannerProcess
+from tests.helpers.rank_hosts import rank_host
 from tests.helpers.stranger import bound_names, listening
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--port", "0", "--quiet", "--kv-cache-gib", "0.02", "--num-threads", "1", "--no-native-kernels")
-LOOPBACK = "127.0.0.1"
+LOOPBACK, OTHER = "127.0.0.1", "127.0.0.2"
 END_S = 60.0
 
 
@@ -83,3 +89,35 @@ def test_nothing_listens_outside_the_bind_address(model: Path, tmp_path: Path, t
     assert sorted(map(len, ports.values())) == sorted([0, 1, 2, 2 + num_own, 2 + num_own]), ports
     assert all(name.startswith("@") for name in names)
     assert len(names) == (2 if transport == "nixl" else 0), "UCX's wake-up socket, one a worker"
+
+
+@pytest.mark.parametrize(
+    "transport", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nixl", "cma", "tcp"))]
+)
+def test_no_process_listens_outside_an_address_that_is_not_the_default(
+    model: Path, tmp_path: Path, transport: str
+) -> None:
+    """Every service; the decode worker has a second host, which is told where it may listen by flags of its own."""
+    if transport == "nixl" and unavailable_reason() is not None:
+        pytest.skip(str(unavailable_reason()))
+    load_or_skip()
+    (port,) = free_ports(1, OTHER, random.Random())
+    ranks = ("--tp", "2", "--hosts", "2", "--ranks-bind", f"{OTHER}:{port}")
+    workers = ("--kv-cache-gib", "0.02", "--num-threads", "1")
+    host_flags = ("--kv-bind", f"{OTHER}:0", "--host", OTHER, "--metrics-port", "0")
+    with (
+        rank_host(port, *host_flags, leader=OTHER) as host,
+        running_cluster(
+            model, transport=transport, extra={"worker": workers, "decode": ranks}, address=OTHER
+        ) as cluster,
+        closing(PlannerProcess(cluster, tmp_path, host=OTHER)) as planner,
+    ):
+        planner.wait(lambda page: page["observation"])
+        started = {name: psutil.Process(process.pid) for name, process in cluster.processes.items()}
+        started |= {"rank host": host, "planner": psutil.Process(planner.process.pid)}
+        ports = {
+            name: [place for each in (process, *process.children(recursive=True)) for place in listening(each)]
+            for name, process in started.items()
+        }
+    assert all(ports.values()), ports
+    assert {address for places in ports.values() for address, _ in places} == {OTHER}, ports

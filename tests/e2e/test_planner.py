@@ -6,13 +6,7 @@ It advises from real traffic; and it writes replicas to a Kubernetes API, which 
 import asyncio
 import concurrent.futures
 import contextlib
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,84 +14,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.process.ports import free_ports
 from tests.helpers.cluster import ROOT, Cluster, running_cluster
 from tests.helpers.kube_fake import KubeFake, running_fake
-from tests.helpers.secret import SECRET
+from tests.helpers.planner_process import PATIENT_S, PlannerProcess
 
 DEMO = ROOT / "demo" / "tandem-demo"
 WORKER_FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.25")
-PATIENT_S = 60.0
 PROMPT = "def add(a, b):\n    return a + b\n\n" * 6
-
-
-class PlannerProcess:
-    """`python -m services.planner` beside a cluster, asked over HTTP."""
-
-    def __init__(self, cluster: Cluster, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
-        (port,) = free_ports(1, "127.0.0.1", random.Random())
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10.0)
-        self._log = directory / f"planner-{port}.log"
-        argv = cluster.processes["gateway"].spec.argv
-        told = {
-            "TANDEM_GATEWAYS": cluster.url.removeprefix("http://"),
-            "TANDEM_ROUTERS": argv[argv.index("--routers") + 1],
-            "TANDEM_METRICS_PORT": str(port),
-            "TANDEM_INTERVAL_S": "0.5",
-            "TANDEM_WARMUP_S": "0",
-            "TANDEM_CLUSTER_SECRET": SECRET.decode(),
-        }
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.planner", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, **told, **(env or {})},
-            )
-
-    def page(self) -> dict[str, Any]:
-        """JSON that /plan answers."""
-        said: dict[str, Any] = self._http.get("/plan").json()
-        return said
-
-    def metrics(self) -> dict[tuple[str, ...], float]:
-        """By sample name and label values."""
-        families = text_string_to_metric_families(self._http.get("/metrics").text)
-        return {
-            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-            for family in families
-            for sample in family.samples
-        }
-
-    def wait(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The first page of which it holds."""
-        deadline_s = time.monotonic() + PATIENT_S
-        while True:
-            assert self._process.poll() is None, self.log()
-            with contextlib.suppress(httpx.HTTPError, KeyError, TypeError):
-                page = self.page()
-                if holds(page):
-                    return page
-            assert time.monotonic() < deadline_s, self.log()
-            time.sleep(0.05)
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def terminate(self) -> int:
-        """SIGTERM; the exit code."""
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(20.0)
-
-    def close(self) -> None:
-        self._http.close()
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
 
 
 @pytest.fixture(scope="module")

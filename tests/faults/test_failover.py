@@ -9,7 +9,6 @@ from redis.exceptions import RedisError
 
 from tandem.accounts.accounts import Accounts, Reservation
 from tandem.accounts.charge import ChargeOutcome
-from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.prices import Prices
@@ -17,12 +16,18 @@ from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import SystemClock
-from tandem.core.errors import LocalityUnavailableError
+from tandem.core.errors import LocalityUnavailableError, UnavailableError
+from tandem.gateway.openai.responses.ids import new_response_id
+from tandem.gateway.openai.responses.redis_store import RedisResponseStore
+from tandem.gateway.openai.responses.sealing import ResponseSealer
+from tandem.gateway.openai.responses.store import StoredResponse
+from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.locality.base import PublishResult
 from tandem.locality.redis import RedisIndex
 from tandem.redis_client import answered_within, connect
 from tests.faults.streams import PATIENCE_S
 from tests.helpers.redis_failover import RedisPair, running_pair, wait_until
+from tests.helpers.secret import SECRET
 
 MOST, USED = Usage(num_input=10, num_output=20), Usage(num_input=10, num_output=7)
 
@@ -37,7 +42,7 @@ async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
     """Asked again while Redis is away."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with suppress(AccountsUnavailableError, RedisError, OSError):
+            with suppress(UnavailableError, RedisError, OSError):
                 if await ask():
                     return
             await asyncio.sleep(0.05)
@@ -90,6 +95,29 @@ def test_the_locality_index_follows_the_master(pair: RedisPair) -> None:
     wait_until(publish)
     assert index.stats().num_blocks == 2
     index.close()
+
+
+def test_pins_and_stored_responses_follow_the_master(pair: RedisPair) -> None:
+    """Entries that the replica had are still there, and new ones are added."""
+    old, new = (StoredResponse({"id": new_response_id(), "status": "completed", "output": []}, []) for _ in range(2))
+
+    async def run() -> None:
+        book = RedisPinBook(pair.url, timeout_s=1.0)
+        store = RedisResponseStore(pair.url, ResponseSealer([SECRET]), retry_after_s=0.05)
+        await eventually(lambda: told(book.keep({b"old": 60.0})))
+        await eventually(lambda: store.put("tenant", old))
+        with pair.master.client() as master:
+            master.set("last", "1")
+            assert master.wait(1, 10_000) == 1
+        await asyncio.to_thread(pair.fail_over)
+        await eventually(lambda: told(book.keep({b"new": 90.0})))
+        await eventually(lambda: store.put("tenant", new))
+        assert await book.find([b"old", b"new"]) == [60.0, 90.0]
+        assert [await store.find("tenant", each.response_id) for each in (old, new)] == [old, new]
+        await book.close()
+        await store.close()
+
+    asyncio.run(run())
 
 
 def test_settlements_that_a_failover_lost_are_in_the_ledger_all_the_same(

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,10 @@ class ClusterProcess:
 class Cluster:
     """A running cluster. Made by `running_cluster`."""
 
-    def __init__(self, topology: Topology, directory: Path, roots: Mapping[str, Path]) -> None:
+    def __init__(self, topology: Topology, directory: Path, roots: Mapping[str, Path], address: str) -> None:
         self.topology = topology
-        self.processes = {
-            spec.name: ClusterProcess(spec, directory, roots.get(spec.name, ROOT)) for spec in topology.specs()
-        }
+        specs = [_listening_at(address, spec) for spec in topology.specs()]
+        self.processes = {spec.name: ClusterProcess(spec, directory, roots.get(spec.name, ROOT)) for spec in specs}
         self._http = httpx.Client(trust_env=False, timeout=10.0)
 
     @property
@@ -258,6 +258,7 @@ def running_cluster(
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
     roots: Mapping[str, Path] | None = None,
+    address: str = LOOPBACK,
 ) -> Iterator[Cluster]:
     """A ready cluster for the time of the block.
 
@@ -266,6 +267,7 @@ def running_cluster(
         env: more variables for every process.
         seed: of the choice of ports; None = another choice each time.
         roots: where the code of a process is, by its name; those left out run this tree's.
+        address: at which all listen.
     """
     flags = dict(extra or {})
     workers = tuple(flags.pop("worker", ()))
@@ -278,7 +280,7 @@ def running_cluster(
         num_prefill=prefill,
         num_decode=decode,
         num_routers=routers,
-        host=LOOPBACK,
+        host=address,
         gateway_ports=tuple(ports[:gateways]),
         ports=tuple(ports[gateways:]),
         cluster_secret=SECRET.decode(),
@@ -290,7 +292,7 @@ def running_cluster(
         env=env or {},
     )
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(topology, Path(directory), roots or {})
+        cluster = Cluster(topology, Path(directory), roots or {}, address)
         try:
             cluster.start()
             yield cluster
@@ -299,6 +301,12 @@ def running_cluster(
             raise
         finally:
             cluster.close()
+
+
+def _listening_at(address: str, spec: ProcessSpec) -> ProcessSpec:
+    """The same process at another address than loopback's first."""
+    moved = [argument.replace(LOOPBACK, address) for argument in spec.argv]
+    return replace(spec, argv=tuple(moved), ready_url=(spec.ready_url or "").replace(LOOPBACK, address) or None)
 
 
 async def _living_pids(router: str) -> set[int]:

@@ -51,12 +51,14 @@ async def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> None
 class FakeRouter:
     """Pairs with the first worker of `workers` that is not excluded; `refuse` is raised instead.
 
-    is_stalled: answers nothing at all. `settled` gets every settlement, `decided` is what it tells.
+    is_stalled: answers nothing at all. answer_s: delay of its pairings and of its descriptions of models.
+    `settled` gets every settlement, `decided` is what it tells.
     """
 
     workers: list[FakeWorker]
     refuse: TandemError | None = None
     is_stalled: bool = False
+    answer_s: float = 0.0
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     calls: list[PairCall] = field(default_factory=list)
     settled: list[Settlement] = field(default_factory=list)
@@ -80,6 +82,7 @@ class FakeRouter:
         self.calls.append(call)
         if self.is_stalled:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.answer_s)
         if self.refuse is not None:
             raise self.refuse
         free = [worker for worker in self.workers if worker.worker_id not in call.excluded]
@@ -104,6 +107,7 @@ class FakeRouter:
     async def models(self) -> Sequence[ModelInfo]:
         if self.is_stalled:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.answer_s)
         return [model_info(len(self.workers), self.sampling_defaults)] if self.workers else []
 
     async def listings(self) -> Sequence[WorkerListing]:

@@ -65,6 +65,7 @@ class FakeWorker:
     fail_at, failure: raised before the token of this position.
     hold_at: silent before the token of this position until `go` is set; `reached` tells that it is there.
     is_stalled: answers nothing at all, as a stopped process.
+    status_s: time that its status takes.
     lifecycle: as its status has it.
     burst: tokens a message.
     num_cached_tokens, grants_pins: what it says of its cache.
@@ -82,6 +83,7 @@ class FakeWorker:
     failure: TandemError = field(default_factory=lambda: UnavailableError("draining"))
     hold_at: int | None = None
     is_stalled: bool = False
+    status_s: float = 0.0
     lifecycle: str = "ready"
     burst: int = 1
     end_early_at: int | None = None
@@ -126,6 +128,7 @@ class FakeWorker:
         self.num_status += 1
         if self.is_stalled:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.status_s)
         return status_of(self)
 
     async def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:

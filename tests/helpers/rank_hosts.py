@@ -30,9 +30,9 @@ def proof(tls: Path | None = None, secret: bytes = SECRET) -> Proof:
 
 
 @contextmanager
-def rank_host(port: int, *arguments: str, secret: bytes = SECRET) -> Iterator[psutil.Popen]:
+def rank_host(port: int, *arguments: str, secret: bytes = SECRET, leader: str = "127.0.0.1") -> Iterator[psutil.Popen]:
     """`python -m services.rank_host` for the leader at that port. Ended with its ranks at the end of the block."""
-    command = [sys.executable, "-m", "services.rank_host", "--leader", f"127.0.0.1:{port}", *arguments]
+    command = [sys.executable, "-m", "services.rank_host", "--leader", f"{leader}:{port}", *arguments]
     environment = os.environ | {"TANDEM_CLUSTER_SECRET": secret.decode()}
     process = psutil.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

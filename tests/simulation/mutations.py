@@ -25,6 +25,7 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.gateway import accounts_usage, assembly, choices, pin_book
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
+from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
 from tandem.kube.candidate import Candidate
@@ -594,6 +595,11 @@ class _AnyEpoch(str):
     __hash__ = str.__hash__
 
 
+def waits_for_a_third_of_the_grace(patch: Patch) -> None:
+    init = OutageQueues.__init__
+    patch.setattr(OutageQueues, "__init__", lambda self, timeout_s, waiting: init(self, timeout_s / 3, waiting))
+
+
 redis_keeps_no_checkpoint = _replaced("RENEW", "if ARGV[i + 6] ~= ''", "if false")
 
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
@@ -702,6 +708,7 @@ MUTATIONS = [
     Mutation("a group without work is not watched", idle_group_is_not_watched, unfound=_NEXT_STEP),
     Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=15),
     Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
+    Mutation("requests wait for a third of the grace", waits_for_a_third_of_the_grace, seed=304),
     Mutation("a prompt that was forgotten counts as empty", forgotten_prompts_count_as_empty, unfound=_FORGOTTEN),
     Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=49),
     Mutation("a router that began anew is not told all blocks", no_snapshot_for_a_new_router, unfound=_UNKNOWN_BLOCKS),

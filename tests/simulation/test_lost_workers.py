@@ -13,9 +13,15 @@ from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest, Scenario
-from tests.simulation.mutations import broken_stream_ends_nobody, silence_is_not_noticed
+from tests.simulation.mutations import (
+    broken_stream_ends_nobody,
+    silence_is_not_noticed,
+    waits_for_a_third_of_the_grace,
+)
 
 BEGIN_S, DIES_AFTER_S, AWAY_S = 4.0, 1.5, 20.0
+MOST_AWAY_S = 14.0  # of the 15 s for which a gateway waits
+FOUND_AFTER_S = 2.5  # of the return of a worker and a router
 AT_ONCE_S = 0.75  # less than any silence that a gateway notices
 AFTER_SILENCE_S = 4.0  # of a silence and its question, and less than the watch of gRPC on its connections
 SCENARIO = Scenario(
@@ -47,6 +53,7 @@ SCENARIO = Scenario(
     account_lease_s=4.0,
     is_open=False,
 )
+ONE_WORKER = replace(SCENARIO, decodes=("decode-0",))
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +70,10 @@ def crash(*, is_silent: bool) -> Fault:
 
 def half_open(told: str, other: str) -> Fault:
     return Fault(FaultKind.HALF_OPEN, BEGIN_S + DIES_AFTER_S, AWAY_S, told, other)
+
+
+def away(kind: FaultKind, name: str, *, is_silent: bool = False) -> Fault:
+    return Fault(kind, BEGIN_S + DIES_AFTER_S, MOST_AWAY_S, name, size=float(is_silent))
 
 
 def gap_s(fault: Fault) -> float:
@@ -84,6 +95,34 @@ def test_a_stream_of_a_silent_worker_goes_on_after_a_silence() -> None:
 
 def test_a_stream_whose_worker_alone_knows_that_it_is_lost_goes_on_after_a_silence() -> None:
     assert AT_ONCE_S < gap_s(half_open("decode-0", "gateway-0")) < AFTER_SILENCE_S
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (away(FaultKind.PAUSE, "decode-0"),),
+        (away(FaultKind.CRASH, "decode-0", is_silent=True),),
+        (away(FaultKind.PAUSE, "router-0"), away(FaultKind.CRASH, "decode-0")),
+    ],
+    ids=["stood still", "host died", "with its router"],
+)
+def test_a_stream_of_the_only_worker_goes_on_when_that_is_back_within_the_grace(faults: tuple[Fault, ...]) -> None:
+    report = run_scenario(replace(ONE_WORKER, faults=faults))
+    assert [outcome.ending for outcome in report.outcomes] == ["whole"] * len(SCENARIO.asks)
+    ends_s = [outcome.longest_gap[1] for outcome in report.outcomes]
+    back_s = BEGIN_S + DIES_AFTER_S + MOST_AWAY_S
+    assert back_s < min(ends_s) < max(ends_s) < back_s + FOUND_AFTER_S
+
+
+def test_a_failure_counts_although_the_gateway_gave_up_before_the_worker_came_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rule that looked at the 9 s before the failure alone excused it."""
+    waits_for_a_third_of_the_grace(monkeypatch)
+    fault = replace(away(FaultKind.PAUSE, "decode-0"), for_s=10.0)
+    report = run_scenario(replace(ONE_WORKER, faults=(fault,)))
+    assert len(report.violations) == len(SCENARIO.asks), report.violations
+    assert all("decode-0 and router-0, well since 15.5 s" in violation for violation in report.violations)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tandem.simulation.world import World
 ROOT = Path(__file__).parents[2]
 QUICK = range(100)
 MORE = range(100, 200)
-MANY = range(200, 1000)
+MANY = [range(first, first + 100) for first in range(200, 1000, 100)]
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +60,10 @@ def test_a_hundred_more_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_many_seeds() -> None:
-    run_all(MANY)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seeds", MANY, ids=lambda seeds: str(seeds.start))
+def test_many_seeds(seeds: range) -> None:
+    run_all(seeds)
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:

@@ -4,16 +4,18 @@ The other release is the wheel of an earlier commit, or a copy of this tree that
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults.streams import Answer, Asked, asked_of
 from tests.helpers.cluster import ROOT, START_TIMEOUT_S, Cluster, running_cluster
 from tests.helpers.engines import serve_alone
+from tests.helpers.planner_process import PlannerProcess
 from tests.helpers.redis_server import running_redis
 from tests.helpers.serving_clients import is_idle, timeline
 
@@ -144,6 +146,31 @@ def test_mixed_clusters_with_redis(
         running_cluster(DEMO, extra=FLAGS, redis=redis.url, roots=dict.fromkeys(of_the_other, root)) as cluster,
     ):
         Asking(cluster, answers).expect_same()
+        expect_no_mishap(cluster)
+
+
+@pytest.mark.parametrize("of_the_other", [("planner",), pytest.param(NAMES, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_a_planner_reads_a_cluster_of_another_release(
+    previous: Path, answers: list[list[int]], of_the_other: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Routers' lists, workers' statuses and gateways' counters: a pool that it does not see, it would shrink."""
+    root = previous if of_the_other == ("planner",) else ROOT
+    roots = {name: previous for name in of_the_other if name in NAMES}
+    with running_cluster(DEMO, extra=FLAGS, roots=roots) as cluster:
+        asking = Asking(cluster, answers)
+
+        def sees_all(page: dict[str, Any]) -> bool:
+            asking.expect_same()
+            seen = page["observation"]
+            pools = [seen[role] for role in ("prefill", "decode")]
+            return not page["problems"] and seen["traffic"]["num_finished"] and all(pool["speed"] for pool in pools)
+
+        with closing(PlannerProcess(cluster, tmp_path, root=root)) as planner:
+            page = planner.wait(sees_all)
+            assert [page["observation"][role]["num_ready"] for role in ("prefill", "decode")] == [1, 1]
+            assert page["plan"]["reason"]
+            assert planner.terminate() == 0, planner.log()
         expect_no_mishap(cluster)
 
 

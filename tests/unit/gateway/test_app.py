@@ -57,7 +57,7 @@ def test_a_model_that_no_worker_serves_is_unavailable_and_the_hint_names_what_is
         assert response.status_code == 503
         assert "the workers serve tiny" in response.json()["error"]["message"]
 
-    tell(tmp_path, story, served_model_name="mine")
+    tell(tmp_path, story, served_model_name="mine", failover_timeout_s=0.1)
 
 
 def test_the_model_is_named_after_its_directory_where_no_name_is_given(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from tandem.core.types import FinishReason
 from tandem.gateway.gateway import Gateway
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.credentials import ProcessRole
-from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
+from tandem.text.tokenizer import Tokenizer
+from tests.helpers.fake_backend import MODEL, FakeCluster, FakeWorker, eventually, tell, text_of
 from tests.helpers.secret import AS_ROUTER, serving_as
 
 SEED, NUM_TOKENS = 5, 10
@@ -159,6 +160,26 @@ def test_the_only_worker_goes_on_with_its_streams_once_it_answers_again(tmp_path
         assert not len(cluster.gateway.gateway.outages)
 
     tell(tmp_path, story, num_workers=1, silent_after_s=0.05, worker_timeout_s=0.2, failover_timeout_s=20.0)
+
+
+def test_the_only_worker_goes_on_with_its_streams_although_it_is_slow_to_answer(tmp_path: Path) -> None:
+    """Regression: each probe of a starved worker took longer than its timeout, so its streams failed in the end, or
+    were lost again and again until the attempts were used up.
+    """
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (only,) = cluster.workers
+        only.hold_at, only.status_s = 4, 0.5
+        answer = asyncio.create_task(stream(client))
+        await eventually(lambda: len(only.calls) == 2)
+        num_probes = only.num_status
+        await eventually(lambda: only.num_status > num_probes + 1)  # NOTE: of the stream, which is silent again
+        assert only.num_open == 1, "it was lost again"
+        only.go.set()
+        assert await answer == (RIGHT, None)
+        assert len(only.calls) == 2
+
+    tell(tmp_path, story, num_workers=1, silent_after_s=0.05, worker_timeout_s=0.1, failover_timeout_s=6.0)
 
 
 def test_a_worker_that_said_no_is_not_asked_again_as_the_same_incarnation(tmp_path: Path) -> None:
@@ -381,6 +402,40 @@ def test_the_next_router_serves_when_one_is_dead_or_silent_and_is_remembered(tmp
         assert third.calls
 
     tell(tmp_path, story, num_routers=3, router_timeout_s=1.0)
+
+
+def test_slow_routers_are_waited_for(tmp_path: Path) -> None:
+    """Regression: each call of a router on a starved machine took longer than its timeout, so requests were refused
+    with "no router answers" although it lived.
+    """
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (router,) = cluster.routers
+        router.answer_s = 0.4
+        assert await stream(client) == (RIGHT, None)
+        num_asked = len(router.calls)
+        assert await stream(client) == (RIGHT, None)
+        assert len(router.calls) == num_asked + 1, "the time of the last answer was forgotten"
+        router.answer_s = 0.0
+        assert await stream(client) == (RIGHT, None)
+
+    tell(tmp_path, story, num_workers=1, router_timeout_s=0.05, failover_timeout_s=4.0)
+
+
+def test_the_first_request_of_a_gateway_waits_for_a_worker(tmp_path: Path) -> None:
+    """Regression: a gateway that had never seen a worker refused requests at once."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        answer = asyncio.create_task(stream(client))
+        done, _ = await asyncio.wait({answer}, timeout=0.2)
+        assert not done
+        worker = FakeWorker("decode-0", Tokenizer.load(cluster.directory))
+        await worker.serve()
+        cluster.routers[0].workers.append(worker)
+        assert await answer == (RIGHT, None)
+        await worker.kill()
+
+    tell(tmp_path, story, num_workers=0, failover_timeout_s=20.0)
 
 
 def test_a_router_that_knows_no_worker_yet_is_not_believed_while_another_does(tmp_path: Path) -> None:

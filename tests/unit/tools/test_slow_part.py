@@ -35,7 +35,20 @@ def test_every_room_has_its_turn_and_slow_tests() -> None:
     for room in slow_part.ROOMS:
         path = ROOT / room
         files = [path] if path.is_file() else [*path.rglob("test_*.py")]
+        files = [file for file in files if path.is_file() or str(file.relative_to(ROOT)) not in slow_part.ROOMS]
         assert any("mark.slow" in file.read_text() for file in files), room
+
+
+def test_rooms_of_long_tests_have_those_with_timeouts_and_no_room_has_those_of_another(tmp_path: Path) -> None:
+    """Regression: skew and simulation had no turn, since all their slow tests have timeouts of their own."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    for name in ("skew/test_long", "e2e/test_long", "e2e/test_same_tokens", "e2e/test_short"):
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = "@pytest.mark.timeout(600)\n" if name.endswith("long") else ""
+        path.write_text(f"import pytest\n\n{own}@pytest.mark.slow\ndef test_it():\n    pass\n")
+    assert slow_part.collected("tests/skew", tmp_path) == ["tests/skew/test_long.py::test_it"]
+    assert slow_part.collected("tests/e2e", tmp_path) == ["tests/e2e/test_short.py::test_it"]
 
 
 def test_a_commit_has_one_part_and_others_have_others() -> None:
