@@ -15,9 +15,9 @@ from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
 from tandem.rpc import methods
 from tandem.rpc.form import TOKEN_BYTES
-from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.network import RpcConnection
+from tandem.rpc.plain_updates import is_plain, merged
 from tandem.rpc.serve_messages import CallStatus, Credit, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_status
 
@@ -58,7 +58,7 @@ class _Inbox:
     def put_plain(self, token_ids: tuple[int, ...], text: str) -> None:
         update = GenerateUpdate(RequestOutput(self.request_id, 0, token_ids, text))
         if self._updates and is_plain(self._updates[-1]):
-            self._updates[-1] = joined(self._updates[-1], update)
+            self._updates[-1] = merged(self._updates[-1], update)
         else:
             self.put(update)
 

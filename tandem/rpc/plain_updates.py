@@ -21,7 +21,7 @@ def is_plain(update: GenerateUpdate) -> bool:
     )
 
 
-def joined(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
+def merged(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
     """Merges two plain updates."""
     before, after = first.output, second.output
     output = RequestOutput(before.request_id, 0, before.token_ids + after.token_ids, before.text + after.text)
