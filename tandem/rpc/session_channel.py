@@ -1,4 +1,4 @@
-"""One gRPC channel to a process and its session: signs calls, and repeats those whose session was forgotten.
+"""One gRPC channel to a process and its session: signs calls, and repeats those whose session the server has forgotten.
 
 Raises gRPC's own errors; `grpc_connection` translates them.
 """
