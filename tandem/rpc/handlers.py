@@ -94,8 +94,8 @@ class WorkerHandler(Protocol):
 
 
 class RouterHandler(Protocol):
-    """Methods of the router. Gateways call `pair` and `settle`; workers call `register` and `unregister` and, in a
-    deployment without Redis, `publish` and `replace`; the others show the router's state to gateways and tools.
+    """Methods of the router. Gateways call `pair` and `settle`; workers of a deployment without Redis call `register`,
+    `unregister`, `publish` and `replace`; the others show the router's state to gateways and tools.
     """
 
     async def pair(self, call: PairCall) -> PairingAnswer:

@@ -53,8 +53,7 @@ class PairCall:
         local_prefill: the decode worker must compute the prompt itself.
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
-        told: name under which the router stores the prompt for later calls (`prompt_reuse`); removed before handlers
-            get the call.
+        told: name under which the router stores the prompt (`prompt_reuse`); removed before handlers get the call.
         place: where it waits for room, and for how long; None = it came now and asks once.
     """
 
@@ -222,8 +221,7 @@ class WorkerStatus:
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
         lifecycle: starting, ready, recovering, draining or stopped.
-        epoch: number of this run of its process, larger after each restart, by which reports of earlier runs are told
-            apart.
+        epoch: number of this run of its process, larger after each restart; reports of earlier runs are ignored.
         blocks: by state: free, cached, used, leased, transferring, pinned; they add up to the pool.
         model: what it serves.
         prefill_samples, step_samples: measured since the last report to this receiver.
