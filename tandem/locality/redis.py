@@ -48,7 +48,7 @@ _Item = TypeVar("_Item")
 
 
 class RedisIndex:
-    """`LocalityIndex` in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
+    """`LocalityIndex` (see `base`) in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
 
     For up to 7000 workers: if more of them hold a block, its look-up omits all of them.
 
@@ -62,7 +62,8 @@ class RedisIndex:
         write_timeout_s: timeout of a report.
         retry_after_s: after a failed look-up, further ones fail at once for this long.
         connection_class: opens connections to a server that no sentinel names.
-        background: runs what long chains leave to be done; default: a thread. Closed with the index.
+        background: runs `_make_recent` for the rest of long chains, after their look-up; default: a thread. Closed
+            with the index.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Division of a machine's cores between workers; pure."""
+"""Divides a machine's cores between workers, and parses lists of cores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

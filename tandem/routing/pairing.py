@@ -160,7 +160,7 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
 
 
 def _is_cut(choice: Placement, links: Links) -> bool:
-    """Whether the choice's hand-off uses a cut link, which most policies do not check."""
+    """Whether the decode worker cannot reach the prefill worker (a cut link), which most policies do not check."""
     return choice.prefill is not None and choice.prefill.worker_id in links.cut_into(choice.decode.worker_id)
 
 

@@ -1,6 +1,8 @@
 """Vectorised form of `cost`: its terms for all workers at once, and lower bounds for pairs.
 
-Invariant: up to rounding, values equal those of `cost` and bounds never exceed them.
+A way is a manner of computing a prompt on a worker: alone, or after fetching its prefix from a certain holder. A choice
+is a `Placement`: a prefill worker with its way, and a decode worker. The last dimension of arrays is the row of a
+worker table. Invariant: up to rounding, values equal those of `cost` and bounds never exceed them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +18,10 @@ from tandem.routing.worker_table import Columns, Floats, WorkerTable
 
 @dataclass(frozen=True, slots=True)
 class PrefillWays:
-    """Ways to compute a prompt on each worker: alone, or after fetching part of the prefix from a holder.
+    """Times of all ways to compute a prompt on each worker.
 
     Args:
-        holders: holder of each way; None computes all that is missing.
+        holders: worker that each way fetches from; None = the way without a fetch.
         ttft_ms: [num_ways, num_workers], time to the first token with the staleness penalty; infinite if not
             admissible.
         prefill_ms: [num_ways, num_workers], the part of it spent computing, during which the hand-off already runs.

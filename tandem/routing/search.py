@@ -1,4 +1,4 @@
-"""The cheapest choice, exactly, without pricing every pair of prefill and decode worker.
+"""Finds the cheapest choice (`Placement`), exactly, without pricing every pair of prefill and decode worker.
 
 A choice's cost is the sum of a prefill part, a decode part and a part for their link. Alternately, the most promising
 decode worker is priced with all prefill workers, and the most promising prefill worker with all decode workers; each
