@@ -26,10 +26,9 @@ _KINDS = {"ADDED": "added", "MODIFIED": "modified", "DELETED": "deleted"}
 
 
 class KubeTransport(Protocol):
-    """HTTP to an API server; raises only `KubeError` and `ConfigurationError`.
-
-    `ask` waits for the answer, a JSON object. `follow` yields the events of a watch until the server ends it, or raises
-    when nothing has come for `silence_s`.
+    """HTTP to an API server (`connection`); raises only `KubeError` and `ConfigurationError`. `ask` waits for the
+    answer, a JSON object. `follow` yields the events of a watch until the server ends it, or raises when nothing has
+    come for `silence_s`.
     """
 
     async def ask(

@@ -1,4 +1,4 @@
-"""Decides leadership of one process from a Lease object and its own clock. Pure: no I/O, no wall clock, no waiting.
+"""Decides leadership of one process from a Lease object and its own clock. Does no I/O, and never waits.
 
 `leader` carries the decisions out. Invariant: a leader stops leading `renew_deadline_s` after it *sent* its last
 successful renewal, and no other candidate takes the lease before it has seen it unchanged for `lease_s`, which is

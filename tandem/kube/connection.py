@@ -32,7 +32,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, _config.ConfigException
 
 
 class KubeConnection:
-    """A `KubeTransport`. The first call opens it; close it in the same event loop.
+    """A `KubeTransport`, described in `api`. The first call opens it; close it in the same event loop.
 
     Args:
         timeout_s: from a call to the end of its answer; for a watch, to its beginning.

@@ -1,4 +1,4 @@
-"""A coordination.k8s.io Lease: its holder and times. Values only; the rules are in `candidate`."""
+"""Parses and writes a coordination.k8s.io Lease: its holder and times. `candidate` decides what to write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A pod, reduced to the fields that Tandem uses, and lists and events of pods. Values, parsed from the API's JSON."""
+"""Parses pods from the API's JSON, reduced to the fields that Tandem uses; values of lists and events of pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

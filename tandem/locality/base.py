@@ -25,7 +25,7 @@ SILENT_S = 30.0  # without a report, after which an incarnation counts as ended
 
 
 class PublishResult(Enum):
-    """Result of a report.
+    """Result of a report: applied; a snapshot is needed (RESYNC); or a later incarnation reports (STALE).
 
     APPLIED: the index contains it (a repeated sequence number is not applied twice).
     RESYNC: the index missed a report, or has lost or never known this worker: send a snapshot with `replace`.

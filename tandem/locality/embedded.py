@@ -42,7 +42,7 @@ class _Worker:
 
 
 class EmbeddedIndex:
-    """`LocalityIndex` in this process's memory, about 100 bytes a block. Any thread may call."""
+    """`LocalityIndex` (see `base`) in this process's memory, about 100 bytes a block. Any thread may call."""
 
     def __init__(self, max_block_replicas: int = DEFAULT_MAX_BLOCK_REPLICAS, clock: Clock | None = None) -> None:
         check_limit(max_block_replicas)

@@ -48,7 +48,7 @@ _Item = TypeVar("_Item")
 
 
 class RedisIndex:
-    """`LocalityIndex` in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
+    """`LocalityIndex` (see `base`) in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
 
     For up to 7000 workers: if more of them hold a block, its look-up omits all of them.
 
@@ -62,7 +62,8 @@ class RedisIndex:
         write_timeout_s: timeout of a report.
         retry_after_s: after a failed look-up, further ones fail at once for this long.
         connection_class: opens connections to a server that no sentinel names.
-        beside: runs what long chains leave to be done; default: a thread. Closed with the index.
+        background: runs `_make_recent` for the rest of long chains, after their look-up; default: a thread. Closed
+            with the index.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RedisIndex:
         retry_after_s: float = 1.0,
         clock: Clock | None = None,
         connection_class: type[Connection] = Connection,
-        beside: Executor | None = None,
+        background: Executor | None = None,
     ) -> None:
         check_limit(max_block_replicas)
         if not 0 <= prefix.find("{") < prefix.find("}") - 1:
@@ -93,7 +94,7 @@ class RedisIndex:
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
         self._away_until_s = float("-inf")
-        self._beside = beside or ThreadPoolExecutor(1, thread_name_prefix="locality ageing")
+        self._background = background or ThreadPoolExecutor(1, thread_name_prefix="locality ageing")
         self._ageing: Future[None] | None = None
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
@@ -121,7 +122,7 @@ class RedisIndex:
         check_hashes(hashes)
         answer, first, end = self._asked("leading", [b"".join(hashes), self._half])
         if first < end and (self._ageing is None or self._ageing.done()):
-            self._ageing = self._beside.submit(self._make_young, hashes[first:end])
+            self._ageing = self._background.submit(self._make_recent, hashes[first:end])
         return _decoded(answer)
 
     def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
@@ -142,7 +143,7 @@ class RedisIndex:
     def close(self) -> None:
         """Drop the connections."""
         self._reader.close()
-        self._beside.shutdown()
+        self._background.shutdown()
         self._writer.close()
 
     def _asked(self, script: str, arguments: Sequence[Any]) -> Any:
@@ -156,7 +157,7 @@ class RedisIndex:
             raise
         return answer
 
-    def _make_young(self, hashes: Sequence[bytes]) -> None:
+    def _make_recent(self, hashes: Sequence[bytes]) -> None:
         """Move the rest of a long looked-up chain to the recent generation, in pieces between which other calls run.
 
         If a piece fails, the next look-up of the chain starts again.

@@ -1,4 +1,4 @@
-"""Division of a machine's cores between workers."""
+"""Divides a machine's cores between workers, and parses lists of cores."""
 
 import os
 from collections.abc import Sequence

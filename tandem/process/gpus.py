@@ -1,4 +1,4 @@
-"""Division of a machine's GPUs between workers."""
+"""Divides a machine's GPUs between workers."""
 
 from dataclasses import dataclass
 

@@ -67,14 +67,14 @@ def run_router(settings: RouterSettings) -> int:
 async def _run(settings: RouterSettings) -> int:
     stopped = stop_event()
     async with serving_router(settings) as router:
-        rest_collector()
+        relax_garbage_collector()
         _LOG.info("router ready at %s", router.address)
         await run_until(stopped, router.tasks)
         _LOG.info("router stops")
     return 0
 
 
-def rest_collector() -> None:
+def relax_garbage_collector() -> None:
     """Make Python's garbage collector scan fewer objects, less often: the last statuses of a thousand workers are 8,000
     objects, and scanning them takes longer than a pairing. Reference counting frees nearly everything anyway.
     """

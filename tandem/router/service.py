@@ -53,7 +53,8 @@ NUM_SPARES = 2  # further prefill workers named in an answer
 
 
 class RouterService:
-    """A `RouterHandler`. Used by one event loop; owns none of its parts.
+    """`RouterHandler` of this router; `rpc.handlers` describes its methods and their callers. Used by one event loop;
+    owns none of its parts.
 
     Args:
         registry: where `register` goes; None where workers announce themselves in Redis.

@@ -1,4 +1,5 @@
-"""Eligible workers of a decision: the rows of a worker table that are not excluded, as a sequence.
+"""Eligible workers of a decision: the rows of a worker table that are not barred, as a sequence. `fleet` bars workers
+that are dead, ejected, too small for the request, or excluded or reserved by it.
 
 Valid for one decision only: the next change of the table may move its rows.
 """

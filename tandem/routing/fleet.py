@@ -215,7 +215,7 @@ class Fleet:
         if request.decode_id is None:
             self._add(choice.decode, request.request_id, replace(serving, num_awaiting_kv=1))
 
-    def over(self, request_id: str, worker_ids: Iterable[str]) -> None:
+    def ended(self, request_id: str, worker_ids: Iterable[str]) -> None:
         """Remove the load of a request that ended or moved, on workers whose reports do not include it yet."""
         for worker_id in worker_ids:
             if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:

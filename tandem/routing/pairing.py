@@ -95,7 +95,7 @@ class Pairer:
         record = self._records.get(request_id)
         if record is not None and isinstance(record.answer, Pairing):
             ids = (record.answer.prefill_id, record.answer.decode_id)
-            self.fleet.over(request_id, [worker_id for worker_id in ids if worker_id is not None])
+            self.fleet.ended(request_id, [worker_id for worker_id in ids if worker_id is not None])
 
     def _decide(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
         pools = [(pool, self.fleet.candidates(request, pool, now_s)) for pool in self.fleet.pools(request)]
@@ -160,7 +160,7 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
 
 
 def _is_cut(choice: Placement, links: Links) -> bool:
-    """Whether the choice's hand-off uses a cut link, which most policies do not check."""
+    """Whether the decode worker cannot reach the prefill worker (a cut link), which most policies do not check."""
     return choice.prefill is not None and choice.prefill.worker_id in links.cut_into(choice.decode.worker_id)
 
 

@@ -1,6 +1,8 @@
 """Vectorised form of `cost`: its terms for all workers at once, and lower bounds for pairs.
 
-Invariant: up to rounding, values equal those of `cost` and bounds never exceed them.
+A way is a manner of computing a prompt on a worker: alone, or after fetching its prefix from a certain holder. A choice
+is a `Placement`: a prefill worker with its way, and a decode worker. The last dimension of arrays is the row of a
+worker table. Invariant: up to rounding, values equal those of `cost` and bounds never exceed them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +17,11 @@ from tandem.routing.worker_table import Columns, Floats, WorkerTable
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixOptions:
-    """Ways to compute a prompt on each worker: alone, or after fetching part of the prefix from a holder.
+class PrefillWays:
+    """Times of all ways to compute a prompt on each worker.
 
     Args:
-        holders: holder of each way; None computes all that is missing.
+        holders: worker that each way fetches from; None = the way without a fetch.
         ttft_ms: [num_ways, num_workers], time to the first token with the staleness penalty; infinite if not
             admissible.
         prefill_ms: [num_ways, num_workers], the part of it spent computing, during which the hand-off already runs.
@@ -53,7 +55,7 @@ def ways_of(
     links: Links,
     now_s: float,
     max_ttft_ms: float,
-) -> PrefixOptions:
+) -> PrefillWays:
     """All ways on all prefill workers; those with a first token later than `max_ttft_ms` are not admissible."""
     columns, held_blocks = eligible.columns, eligible.cached_blocks(request)
     queue_ms, computing_ms = (
@@ -76,7 +78,7 @@ def ways_of(
         holders.append(source)
     ttft_ms = np.array(ttfts_ms)
     ttft_ms[ttft_ms > max_ttft_ms] = np.inf
-    return PrefixOptions(holders, eligible.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
+    return PrefillWays(holders, eligible.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
 
 
 class HandOffCosts:
@@ -90,7 +92,7 @@ class HandOffCosts:
         self._num_lacking = num_blocks_of(request.num_tokens, decodes.block_size) - held_blocks
         self.costs_ms = costs_ms
 
-    def least_ms(self, ways: PrefixOptions, least_chunk_blocks: float) -> Floats:
+    def least_ms(self, ways: PrefillWays, least_chunk_blocks: float) -> Floats:
         """Lower bound of each decode worker's cost, over its best link and the best way. [num_decodes]"""
         columns = self._decodes.columns
         byte_ms = 1000.0 / columns.best_bytes_per_s
@@ -100,7 +102,7 @@ class HandOffCosts:
         least_ms: Floats = np.maximum(last_ms, whole_ms)
         return self.costs_ms + columns.best_latency_ms + once_ms + least_ms
 
-    def into(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
+    def into(self, row: int, prefills: EligibleWorkers, ways: PrefillWays, links: Links) -> Floats:
         """Total cost of the choices with the decode worker of `row`. [num_ways, num_prefills]"""
         decode, num_lacking = self._decodes.table.snapshots[row], self._num_lacking[row]
         byte_ms, latency_ms = _link_columns(prefills.table, links.into(decode.worker_id), links.default)
@@ -110,7 +112,7 @@ class HandOffCosts:
         exposed_ms = once_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
         return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
 
-    def out_of(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
+    def out_of(self, row: int, prefills: EligibleWorkers, ways: PrefillWays, links: Links) -> Floats:
         """Total cost of the choices with the prefill worker of `row`. [num_ways, num_decodes]"""
         prefill, num_lacking = prefills.table.snapshots[row], self._num_lacking
         byte_ms, latency_ms = _link_columns(self._decodes.table, links.out_of(prefill.worker_id), links.default)

@@ -1,4 +1,4 @@
-"""The cheapest choice, exactly, without pricing every pair of prefill and decode worker.
+"""Finds the cheapest choice (`Placement`), exactly, without pricing every pair of prefill and decode worker.
 
 A choice's cost is the sum of a prefill part, a decode part and a part for their link. Alternately, the most promising
 decode worker is priced with all prefill workers, and the most promising prefill worker with all decode workers; each
@@ -12,7 +12,7 @@ import numpy as np
 
 from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot
 from tandem.routing.eligible_workers import EligibleWorkers
-from tandem.routing.pricing import HandOffCosts, PrefixOptions, decode_ms, local_ms, ways_of
+from tandem.routing.pricing import HandOffCosts, PrefillWays, decode_ms, local_ms, ways_of
 from tandem.routing.snapshot import RequestShape
 from tandem.routing.worker_table import Floats
 
@@ -76,19 +76,19 @@ class _Search:
             else:
                 self._visit_prefill(self._prefills.first(ways.ttft_ms.min(axis=0)), ways, hand_off)
 
-    def _visit_decode(self, row: int, ways: PrefixOptions, hand_off: HandOffCosts) -> None:
+    def _visit_decode(self, row: int, ways: PrefillWays, hand_off: HandOffCosts) -> None:
         totals_ms = hand_off.into(row, self._prefills, ways, self._candidates.links)
         prefill = self._prefills.first(totals_ms.min(axis=0))
         self._keep(totals_ms[:, prefill], prefill, row, ways)
         hand_off.costs_ms[row] = np.inf
 
-    def _visit_prefill(self, row: int, ways: PrefixOptions, hand_off: HandOffCosts) -> None:
+    def _visit_prefill(self, row: int, ways: PrefillWays, hand_off: HandOffCosts) -> None:
         totals_ms = hand_off.out_of(row, self._prefills, ways, self._candidates.links)
         decode = self._decodes.first(totals_ms.min(axis=0))
         self._keep(totals_ms[:, decode], row, decode, ways)
         ways.ttft_ms[:, row] = np.inf
 
-    def _keep(self, totals_ms: Floats, prefill: int, decode: int, ways: PrefixOptions) -> None:
+    def _keep(self, totals_ms: Floats, prefill: int, decode: int, ways: PrefillWays) -> None:
         """Make the pair's cheapest way the best choice if it costs less."""
         way = int(totals_ms.argmin())
         if totals_ms[way] < self._best_ms * _ROUNDING:

@@ -1,7 +1,8 @@
 """Order in which requests that wait at several gateways get free room, decided by the router that all gateways ask.
 
-Invariant: of each queue only the last question is kept, and for `KEPT_S` at most. So a request that left, or whose
-gateway died, keeps room from others no longer than that, however many leave. Owned by one thread; pure.
+A question is a `pair` call of the request at the front of a queue; a gateway repeats it until there is room. Invariant:
+of each queue only the last question is kept, and for `KEPT_S` at most. So a request that left, or whose gateway died,
+keeps room from others no longer than that, however many leave. Owned by one thread; does no I/O.
 """
 
 from dataclasses import dataclass

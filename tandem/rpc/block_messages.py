@@ -11,7 +11,7 @@ class BlockReport:
     """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`.
 
     Args:
-        epoch: of the worker's process; larger after each restart.
+        epoch: number of the run of the worker's process; larger after each restart.
         sequence: number of this report; it is applied if it is one more than that of the last one applied.
     """
 
@@ -26,7 +26,7 @@ class BlockSnapshot:
     """All blocks that a worker has: the arguments of `RouterHandler.replace`.
 
     Args:
-        epoch: of the worker's process; larger after each restart.
+        epoch: number of the run of the worker's process; larger after each restart.
         sequence: number of the report after which these blocks are stored.
     """
 

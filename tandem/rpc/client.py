@@ -83,8 +83,8 @@ class _Client:
 
 
 class WorkerClient(_Client):
-    """Client of a worker in another process; same methods as `handlers.WorkerHandler`. Closing or cancelling a stream
-    ends the call at the worker within moments.
+    """Client of a worker in another process; its methods are described at `handlers.WorkerHandler`. Closing or
+    cancelling a stream ends the call at the worker within moments.
 
     Args:
         credentials: of this process.
@@ -229,7 +229,7 @@ def client_of(
 
 
 class RouterClient(_Client):
-    """Client of a router in another process; same methods as `handlers.RouterHandler`.
+    """Client of a router in another process; its methods are described at `handlers.RouterHandler`.
 
     Several routers may share the address: after a call that was not answered in time, the next one opens a new
     connection.

@@ -1,7 +1,9 @@
 """Opens encrypted and plain gRPC connections and ports; no other module creates them.
 
 With certificates both sides prove their identity. A client checks the role and the deployment in the server's
-certificate in place of its host name; a server checks those of a client when it opens a session.
+certificate in place of its host name; a server checks those of a client when it opens a session. `tls.files` reads the
+certificates: `Material` is their content at one time, `TlsFiles` their directory, reread when it changes. `Credentials`
+are all that this process proves its identity by; without `tls` in them its connections are plain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,9 @@ class CallContext(Protocol):
 
 
 def open_channel(address: str, material: Material | None, role: CertifiedRole) -> grpc.aio.Channel:
-    """Opens a channel to a process of that role; gRPC connects later. `material` None: plain text."""
+    """Opens a channel to a process of that role; gRPC connects later. `material`: this process's certificate, key and
+    trusted CAs; None = plain text.
+    """
     if material is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
@@ -34,8 +38,8 @@ def open_channel(address: str, material: Material | None, role: CertifiedRole) -
 
 
 def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
-    """Makes `server` listen at `bind` and returns the port. Each new connection reads the certificate
-    files again.
+    """Makes `server` listen at `bind` (host:port) and returns the port. Each new connection reads the certificate
+    files again. `tls` None: plain text.
 
     Raises:
         RuntimeError: `bind` is taken or is no address of this machine.
@@ -49,10 +53,15 @@ def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
 
 
 def check_caller(context: CallContext, role: str, credentials: Credentials) -> None:
-    """Compares the role that a caller claims with its certificate; accepts every role where calls are plain text.
+    """Refuses, by `UntrustedPeerError`, a caller whose certificate is not for the role that it claims and for this
+    deployment. Accepts every caller where calls are plain text.
+
+    Args:
+        role: as the caller's handshake states it.
+        credentials: of this process.
 
     Raises:
-        UntrustedPeerError: they differ, or the certificate is of another deployment.
+        UntrustedPeerError: naming both.
     """
     if credentials.tls is None:
         return

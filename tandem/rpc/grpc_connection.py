@@ -151,11 +151,11 @@ class GrpcConnection:
             with channel.in_use():
                 yield channel, Deadline(timeout_s)
         except TimeoutError:
-            channel.note_silence()
+            channel.note_timeout()
             raise WorkerLostError(f"{method.name} at {self.address} did not answer within {timeout_s} s") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                channel.note_silence()
+                channel.note_timeout()
             raise error_from(error, self.address, method.name, timeout_s) from error
         except asyncio.CancelledError:
             self._explain_cancellation(method, channel)
@@ -166,7 +166,7 @@ class GrpcConnection:
 
     def _current_channel(self) -> SessionChannel:
         channel = self._channel
-        if not self._is_closed and (channel.was_silent or channel.is_outdated):
+        if not self._is_closed and (channel.has_timed_out or channel.is_outdated):
             self._channel, self._num_channels = self._connect(), self._num_channels + 1
             timer = None
             if channel.is_outdated:

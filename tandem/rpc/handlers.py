@@ -3,6 +3,8 @@
 Methods raise errors of `core.errors`; the caller gets the same class with the same message. A caller that goes away or
 whose deadline passes cancels the method (asyncio.CancelledError). A lease is the promise of the worker that has some
 blocks to a reader, another worker: until it is released or not renewed in time, these blocks keep their contents.
+A reader calls `greet` to connect, `prefill` or `lease` for blocks, `renew` while its transport reads them, `confirm`
+before it uses them, and `release`.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +36,9 @@ from tandem.rpc.messages import (
 
 
 class WorkerHandler(Protocol):
-    """Methods of a prefill or decode worker."""
+    """Methods of a prefill or decode worker. Gateways call `generate`, routers and the planner `watch`; `prefill` and
+    all from `greet` on are for workers that read its blocks (`permissions` has all callers).
+    """
 
     async def status(self) -> WorkerStatus:
         """Current status; an answer also proves that the worker is alive."""
@@ -90,7 +94,9 @@ class WorkerHandler(Protocol):
 
 
 class RouterHandler(Protocol):
-    """Methods of the router."""
+    """Methods of the router. Gateways call `pair` and `settle`; workers of a deployment without Redis call `register`,
+    `unregister`, `publish` and `replace`; the others show the router's state to gateways and tools.
+    """
 
     async def pair(self, call: PairCall) -> PairingAnswer:
         """Chooses workers for a request.

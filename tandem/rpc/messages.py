@@ -53,7 +53,7 @@ class PairCall:
         local_prefill: the decode worker must compute the prompt itself.
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
-        told: name under which the router stores the prompt for later calls; removed before handlers get the call.
+        told: name under which the router stores the prompt (`prompt_reuse`); removed before handlers get the call.
         place: where it waits for room, and for how long; None = it came now and asks once.
     """
 
@@ -221,7 +221,7 @@ class WorkerStatus:
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
         lifecycle: starting, ready, recovering, draining or stopped.
-        epoch: of its process; larger after each restart.
+        epoch: number of this run of its process, larger after each restart; reports of earlier runs are ignored.
         blocks: by state: free, cached, used, leased, transferring, pinned; they add up to the pool.
         model: what it serves.
         prefill_samples, step_samples: measured since the last report to this receiver.
@@ -262,7 +262,7 @@ class ComputeCall:
         scope, prefill, fetch_from, num_fetch_blocks: as in `PairCall` and `PairingAnswer`.
         priority: lower is more urgent.
         pins: prefixes of the prompt to keep cached; the last update says what was granted (`RequestMetrics.pins`).
-        told: name under which the worker stores the prompt; removed before handlers get the call.
+        told: name under which the worker stores the prompt (`prompt_reuse`); removed before handlers get the call.
     """
 
     request_id: str
@@ -353,7 +353,7 @@ class Greeting:
 
     Args:
         compatibility: properties that must be equal for blocks to be interchangeable, by name.
-        epoch: of the sender's process; larger after each restart.
+        epoch: number of the run of the sender's process; larger after each restart.
         site: where the sender runs and what it can do, by which a transport is chosen (`transport.choose.Site`).
         cards: by transport name: layout and addresses of the sender's blocks, with a MAC (`transport.card.seal`).
         num_blocks: of its pool, the null block included.

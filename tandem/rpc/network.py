@@ -18,8 +18,9 @@ MetadataSource = Callable[[], Sequence[tuple[str, str]]]  # called at the start 
 
 
 class RpcConnection(Protocol):
-    """A connection to one address; methods as of `grpc_connection.GrpcConnection`. `num_calls`: running ones, without
-    those of `bidirectional`. `channel_number`: changes when later calls go over another transport connection.
+    """A connection to one address; its methods are described at `grpc_connection.GrpcConnection`. `num_calls`: running
+    ones, without those of `bidirectional`. `channel_number`: changes when later calls go over another transport
+    connection.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""The name of a prompt in a call, so that later calls send only its new tokens (see `prompt_reuse`). Values only."""
+"""Part of a call that names its prompt, so that later calls send only the tokens after it (see `prompt_reuse`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Report of the ranks (processes) that compute a worker's model together, as part of its status. Values only."""
+"""Report of the ranks (processes) that compute a worker's model together, as part of its status."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Messages of the stream that a caller's requests share, in place of a call for each (`shared_stream`). Values only."""
+"""Messages of the stream that a caller's requests share, in place of a call for each (`shared_stream`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""One gRPC channel to a process and its session: signs calls, and repeats those whose session was forgotten.
+"""One gRPC channel to a process and its session: signs calls, and repeats those whose session the server has forgotten.
 
 Raises gRPC's own errors; `grpc_connection` translates them.
 """
@@ -42,22 +42,22 @@ class SessionChannel:
         self._opener = SessionOpener(self._channel, address, credentials, expected)
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
         self._num_calls = 0
-        self._was_silent = False
+        self._has_timed_out = False
         self.is_closed = False
 
     @property
-    def was_silent(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Whether a call was not answered in time although there was a connection."""
-        return self._was_silent or self._opener.was_silent
+        return self._has_timed_out or self._opener.has_timed_out
 
     @property
     def is_outdated(self) -> bool:
         """Whether certificates have been replaced since it was created."""
         return self._tls is not None and self._tls.current() is not self._material
 
-    def note_silence(self) -> None:
+    def note_timeout(self) -> None:
         """Records that a call was not answered in time."""
-        self._was_silent |= self._channel.get_state() is grpc.ChannelConnectivity.READY
+        self._has_timed_out |= self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
     def is_idle(self) -> bool:

@@ -34,7 +34,7 @@ class SessionOpener:
         self._session: Session | None = None
         self._opening: asyncio.Task[Session] | None = None
         self._is_watched = False
-        self.was_silent = False  # a handshake was not answered in time, though there was a connection
+        self.has_timed_out = False  # a handshake was not answered in time, though there was a connection
 
     def ready(self, incarnation: str) -> Session | None:
         """The open session with this incarnation ("" = any), or None; most calls need no more."""
@@ -90,7 +90,7 @@ class SessionOpener:
             raise WorkerLostError(f"{self._address} answered the handshake with nonsense") from error
         except grpc.aio.AioRpcError as error:
             state = self._channel.get_state()
-            self.was_silent |= error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and state is _READY
+            self.has_timed_out |= error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and state is _READY
             was_reached = state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
             raise handshake_error(error, self._address, HANDSHAKE_TIMEOUT_S, was_reached=was_reached) from error
         self._session = session = handshake.session(answer)

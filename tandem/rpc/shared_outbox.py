@@ -8,8 +8,8 @@ bounded by the credits.
 import asyncio
 
 from tandem.rpc import methods
-from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.plain_updates import is_plain, merged
 from tandem.rpc.serve_messages import CallStatus, OtherUpdate, ServeUpdate, TextUpdate
 
 _Item = GenerateUpdate | bytes  # a plain update, or another one, encoded
@@ -87,7 +87,7 @@ class SharedOutbox:
         items = self._items.setdefault(number, [])
         before = items[-1] if items else None
         if isinstance(before, GenerateUpdate) and isinstance(item, GenerateUpdate):
-            items[-1] = joined(before, item)
+            items[-1] = merged(before, item)
         else:
             items.append(item)
 

@@ -15,9 +15,9 @@ from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
 from tandem.rpc import methods
 from tandem.rpc.form import TOKEN_BYTES
-from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.network import RpcConnection
+from tandem.rpc.plain_updates import is_plain, merged
 from tandem.rpc.serve_messages import CallStatus, Credit, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_status
 
@@ -58,7 +58,7 @@ class _Inbox:
     def put_plain(self, token_ids: tuple[int, ...], text: str) -> None:
         update = GenerateUpdate(RequestOutput(self.request_id, 0, token_ids, text))
         if self._updates and is_plain(self._updates[-1]):
-            self._updates[-1] = joined(self._updates[-1], update)
+            self._updates[-1] = merged(self._updates[-1], update)
         else:
             self.put(update)
 
@@ -97,7 +97,7 @@ class SharedStream:
         self._starts: dict[int, RequestStart] = {}
         self._credits: list[Credit] = []
         self._left: list[int] = []
-        self._has_words = asyncio.Event()
+        self._has_messages = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel_number = connection.channel_number
         self._is_retired = False
@@ -130,7 +130,7 @@ class SharedStream:
         inbox = self._inboxes[number] = _Inbox(request_id)
         traceparent = dict(self._connection.own_metadata).get(TRACE_KEY, "")
         self._starts[number] = RequestStart(number, call, traceparent, CREDIT_TOKENS)
-        self._has_words.set()
+        self._has_messages.set()
         self._connection.num_calls += 1
         try:
             while (update := await inbox.get()) is not None:
@@ -150,7 +150,7 @@ class SharedStream:
         """Cancels a request; one whose start has not been sent never starts."""
         if self._starts.pop(number, None) is None:
             self._left.append(number)
-            self._has_words.set()
+            self._has_messages.set()
 
     def _grant_credit(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
         """Counts read tokens, and grants them as new credit from time to time.
@@ -161,12 +161,12 @@ class SharedStream:
         if 2 * inbox.num_untold >= CREDIT_TOKENS and number in self._inboxes:
             self._credits.append(Credit(number, inbox.num_untold))
             inbox.num_untold = 0
-            self._has_words.set()
+            self._has_messages.set()
 
     async def _run(self) -> None:
         error: TandemError = WorkerLostError(f"{self._connection.address} ended the stream of all requests")
         try:
-            async with aclosing(self._connection.bidirectional(methods.SERVE, self._words())) as answers:
+            async with aclosing(self._connection.bidirectional(methods.SERVE, self._messages())) as answers:
                 async for update in answers:
                     self.was_answered = True
                     self._deliver(update)
@@ -181,16 +181,16 @@ class SharedStream:
             for inbox in inboxes.values():
                 inbox.end(error)
 
-    async def _words(self) -> AsyncGenerator[ServeCall, None]:
+    async def _messages(self) -> AsyncGenerator[ServeCall, None]:
         """Yields messages to the worker as they become due."""
         while True:
-            await self._has_words.wait()
-            self._has_words.clear()
+            await self._has_messages.wait()
+            self._has_messages.clear()
             starts = [self._starts.pop(number) for number in list(islice(self._starts, MAX_STARTS))]
             granted, self._credits = self._credits, []
             left, self._left = self._left, []
             if self._starts:
-                self._has_words.set()
+                self._has_messages.set()
             yield ServeCall(tuple(starts), tuple(granted), tuple(left))
 
     def _deliver(self, update: ServeUpdate) -> None:

@@ -1,4 +1,4 @@
-"""Calls back once when the state of a gRPC channel has changed.
+"""Calls back once when the state of a gRPC channel has changed; `session_opener` ends a session with its connection so.
 
 NOTE: after a cancelled `wait_for_state_change`, gRPC still writes into the waiter's memory. So this wait cannot be
 cancelled: it is no task, and it is referenced until it ends, at the latest when the channel is closed.

@@ -96,7 +96,7 @@ class SimulatedRpcConnection:
         self.address = address
         self.num_calls = 0
         self._num_channels = 1
-        self._was_silent = False
+        self._has_timed_out = False
         self._network = network
         self._node = node
         self._credentials = credentials
@@ -125,7 +125,7 @@ class SimulatedRpcConnection:
                 call.inbox.end(CallStatus())  # NOTE: the end of the call comes with its answer
                 return self._read(method.answer, answer)
         except TimeoutError:
-            self._was_silent |= call is not None
+            self._has_timed_out |= call is not None
             raise WorkerLostError(f"{method.name} at {self.address} did not answer within {timeout_s} s") from None
         finally:
             self.num_calls -= 1
@@ -218,9 +218,9 @@ class SimulatedRpcConnection:
 
     def _leave_silent(self) -> None:
         """NOTE: running calls continue on it, as in `rpc.grpc_connection`."""
-        if not self._was_silent:
+        if not self._has_timed_out:
             return
-        self._was_silent = False
+        self._has_timed_out = False
         self._num_channels += 1
         former = [wire for wire in (*self._former, self._wire) if wire is not None and not wire.connection.is_over]
         self._wire, self._former = None, [wire for wire in former if wire.calls]
@@ -268,7 +268,7 @@ class SimulatedRpcConnection:
                 self._session = handshake.session(method.answer.decode(answer))
                 return wire
         except TimeoutError:
-            self._was_silent = True
+            self._has_timed_out = True
             answer = f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
         finally:
             call.leave()

@@ -292,7 +292,7 @@ def _index_in_redis(environment: SimulatedEnvironment, node: Node) -> RedisIndex
         f"redis://{REDIS_ADDRESS}",
         clock=node,
         connection_class=connection_class(environment.fabric, environment.streams, node),
-        beside=JobsBeside(environment.loop),
+        background=JobsBeside(environment.loop),
     )
 
 

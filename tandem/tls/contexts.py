@@ -1,4 +1,6 @@
-"""Creates a process's TLS 1.3 contexts, and checks that a process with the same files would accept its certificate."""
+"""Creates a process's TLS 1.3 contexts (`ssl.SSLContext`), and checks that a process with the same files would accept
+its certificate.
+"""
 
 import ssl
 from pathlib import Path
@@ -36,7 +38,8 @@ def _context(protocol: int, certificate: Path, key: Path, ca: bytes) -> ssl.SSLC
 
 
 def check_by_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """Performs a handshake of both in memory, which checks chain, dates, names and usages at both ends.
+    """Performs a handshake of both in memory, which checks chain, dates, names and usages at both ends. Raises
+    `ConfigurationError` if one side refuses the other.
 
     Raises:
         ConfigurationError: one refuses the other, with the library's reason.

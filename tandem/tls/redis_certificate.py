@@ -29,14 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("clients", type=Path)
     options = parser.parse_args(argv)
     try:
-        draw(options.name, options.server, options.clients)
+        create_certificate(options.name, options.server, options.clients)
     except OSError as error:
         sys.stderr.write(f"no certificate can be kept in {options.server} and {options.clients}: {error}\n")
         return 1
     return 0
 
 
-def draw(name: str, server: Path, clients: Path, now_s: Callable[[], float] = time.time) -> None:
+def create_certificate(name: str, server: Path, clients: Path, now_s: Callable[[], float] = time.time) -> None:
     """Creates a certificate if there is none or it has expired. Its authority's key is not stored.
 
     Raises:

@@ -39,8 +39,8 @@ class RenewedCertificates:
     ) -> None:
         self.directory = directory
         self._deployment, self._valid_for, self._now_s = deployment, valid_for, now_s
-        self._signing, self._next = self._drawn(), self._drawn()
-        self._drawn_s = now_s()
+        self._signing, self._next = self._new_authority(), self._new_authority()
+        self._renewed_at_s = now_s()
         self._write([self._signing, self._next])
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class RenewedCertificates:
         third_s = self._valid_for.total_seconds() / 3
         while True:
             await asyncio.sleep(min(CHECK_INTERVAL_S, third_s))
-            if self._now_s() < self._drawn_s + third_s:
+            if self._now_s() < self._renewed_at_s + third_s:
                 continue
             try:
                 await asyncio.to_thread(self.renew)
@@ -62,12 +62,12 @@ class RenewedCertificates:
         Raises:
             OSError: a file cannot be written; then it may be called again.
         """
-        signing, following = self._next, self._drawn()
+        signing, following = self._next, self._new_authority()
         self._write([signing, following, self._signing])
-        self._signing, self._next, self._drawn_s = signing, following, self._now_s()
+        self._signing, self._next, self._renewed_at_s = signing, following, self._now_s()
         _logger.info("the certificates in %s were renewed", self.directory)
 
-    def _drawn(self) -> Authority:
+    def _new_authority(self) -> Authority:
         return Authority(self._deployment, self._valid_for)
 
     def _write(self, trusted: Sequence[Authority]) -> None:

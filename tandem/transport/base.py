@@ -1,9 +1,9 @@
 """Interface of transports: pools of blocks, peers, and reads from a peer's pool into the local one.
 
-Here a *block* is one page of a worker's KV memory, or, between workers of different numbers of ranks, a piece of one;
-an *incarnation* is one run of a worker's process. Blocks are addressed by index only and both sides check the range, so
-no peer can access memory outside a pool. The owner of the destination starts and owns every read (decode pulls).
-Imports neither torch nor grpc.
+Here a *block* is one page of a worker's KV memory, or, between workers that divide state otherwise among ranks or
+stages, a piece of one; an *incarnation* is one run of a worker's process. Blocks are addressed by index only and both
+sides check the range, so no peer can access memory outside a pool. The owner of the destination starts and owns every
+read (decode pulls). Imports neither torch nor grpc.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class MemoryPool:
         device: "cpu" or "cuda:N".
         owner: object that keeps the memory alive as long as the pool.
         num_ranks: of the worker; each has an equal part of the blocks, one after the other.
-        piece_bytes: unit in which workers with another number of ranks read parts of pages; None = only whole pages are
+        piece_bytes: unit in which workers with other ranks or stages read parts of pages; None = only whole pages are
             read.
         stages: numbers of layers with state in each pipeline stage; () = there are no stages.
         num_hosts: hosts among which the ranks are divided evenly. Each has room for all blocks, and fills those of its
@@ -93,7 +93,7 @@ class Peer:
     Args:
         num_blocks: how many blocks its pool has, in units of `unit_bytes`, block 0 included.
         unit_bytes: what an index stands for in reads of this peer, on both sides: a page, or a piece of one where the
-            peer has another number of ranks.
+            peer has other ranks or stages.
         num_ranks: of the peer, each of which has an equal part of `num_blocks`.
         stages: numbers of layers with state in each of its pipeline stages; () = there are none.
     """

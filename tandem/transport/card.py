@@ -1,7 +1,8 @@
 """Card: signed message in which a worker tells peers its identity and how to reach its pool (its KV memory).
 
 A card is `magic | format version | body | HMAC-SHA256 of all that`. It is verified in the order MAC, version, fields,
-before any of it is used: some metadata is read by native code that damaged bytes can crash.
+before any of it is used: some metadata is read by native code that damaged bytes can crash. A card that fails any of
+these checks raises `IncompatiblePeerError`.
 """
 
 import base64

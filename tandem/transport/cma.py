@@ -1,9 +1,10 @@
 """Transport between processes of one host, user and process-id namespace, by reading memory (cross memory attach).
 
-The source does not listen anywhere: the kernel lets only processes of the same user read its memory. Each call that
-copies blocks also copies the source's proof, last: its incarnation, at an address named by its sealed card. So bytes
-are accepted only from the process of the card and while its pool is open; a later process with the same process id
-has no such proof.
+`copies` has the queue of reads and their deadlines; this module finds a peer's memory and copies from it. The source
+does not listen anywhere: the kernel lets only processes of the same user read its memory. Each call that copies blocks
+also copies the source's proof, last: its incarnation, at an address named by its sealed card. So bytes are accepted
+only from the process of the card and while its pool is open; a later process with the same process id has no such
+proof.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Base of the transports that read their peers' memory directly: reads are copies on a thread of the reader.
 
-Has their queue, deadlines and peers. A run is a stretch of bytes that is contiguous on both sides; each peer has a
-function that copies several runs.
+Owns their queue of reads, deadlines and peers; `cma` and `inproc` add the connection to a peer. A run is a stretch of
+bytes that is contiguous on both sides; each peer has a function that copies several runs.
 """
 
 import threading

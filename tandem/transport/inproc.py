@@ -1,4 +1,4 @@
-"""Transport between pools of one process: copies on a thread of the reader.
+"""Transport between pools of one process, such as those of tests: copies on a thread of the reader (`copies`).
 
 A pool's memory is read only while its transport lends it, and `close` waits for that to end: after `close` the pool is
 not accessed any more.

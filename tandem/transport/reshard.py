@@ -1,8 +1,9 @@
 """Translates reads of blocks into reads of pool units, between workers of any numbers of ranks.
 
-A pool of several ranks has the blocks of rank 0, then those of rank 1, and so on. If both workers have the same number
-of ranks, the same blocks of every rank are read as whole pages. Otherwise slices of pages are read in pieces, with one
-read for each rank of the reader.
+A pool of several ranks has the blocks of rank 0, then those of rank 1, and so on. A unit is a page, or a piece of one
+(`base.Peer.unit_bytes`). If both workers divide state alike (same number of ranks, same stages), the same blocks of
+every rank are read as whole pages. Otherwise slices of pages are read in pieces, with one read for each rank of the
+reader.
 """
 
 from collections.abc import Iterator, Sequence

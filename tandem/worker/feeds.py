@@ -25,8 +25,8 @@ InThread = Callable[[Callable[[], PublishResult]], Awaitable[PublishResult]]
 
 
 class RouterIndex:
-    """Publishing half of a router's index, called through gRPC from threads other than the event loop's. Failures, and
-    calls of the other half, raise `LocalityUnavailableError`.
+    """Publishing half of the `LocalityIndex` in a router, called through gRPC from threads other than the event loop's.
+    Failures, and calls of the other half, raise `LocalityUnavailableError`.
 
     Args:
         wait: has the event loop make a call, and waits for its result for so many seconds at most.

@@ -2,7 +2,8 @@
 tokens.
 
 Invariant: a block counts only after its bytes have arrived, the sampled checksums agree, and the source has confirmed
-that the lease was valid throughout. The reservation is held until every read is over, whatever its outcome.
+that the lease was valid throughout. The reservation (`KVReserved`: blocks that the engine keeps for the request's KV)
+is held until every read is over, whatever its outcome. `prefix_fetch` and `remote_prefill` decide what is read.
 """
 
 import asyncio
@@ -24,12 +25,16 @@ from tandem.worker.source import KVSource
 from tandem.worker.transfer_hold import TransferHold
 
 FORMER_OVER_S = 1.0  # for which a read waits for an earlier one into the same blocks
-_CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
+_CUT_WITHIN_S = 1.0  # a read that fails later is not repeated: it was slow, and would be again
 logger = logging.getLogger(__name__)
 
 
 class Fetch:
-    """Transfers into one reservation. Several pulls may run at once, from one source or, after a failure, another."""
+    """Transfers into one reservation. Several pulls may run at once, from one source or, after a failure, another.
+
+    Args:
+        timeline: receives a stage for each transfer.
+    """
 
     def __init__(self, core: WorkerCore, reserved: KVReserved, timeline: list[Stage]) -> None:
         self._core = core

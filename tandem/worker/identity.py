@@ -36,7 +36,9 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
 
 
 def pool_of(compatibility: Mapping[str, str]) -> str:
-    """Name of a pool: a digest of the properties that all its workers share, so that they can share blocks."""
+    """Name of a pool (of workers, not of memory): a digest of the properties that must be equal for workers to share
+    blocks.
+    """
     return hashlib.sha256(json.dumps(dict(compatibility), sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -1,6 +1,10 @@
-"""`WorkerHandler` over one engine: a worker's answers to gateways, routers and peers.
+"""`WorkerHandler` over one engine: a worker's answers to gateways, routers and peers, described in `rpc.handlers`.
 
-Prefill and decode workers are equal; the router decides which of a worker's methods are called.
+Prefill and decode workers are equal; the router decides which of a worker's methods are called. `generate` and
+`prefill` run a request in the engine, and meanwhile a helper (`RemotePrefill`, `PrefixFetch`), which fetches KV from
+another worker or the host tier into blocks that the engine reserves. Blocks read by other workers are leased to them:
+`prefill` and `lease` begin a lease, `renew` and `release` prolong and end it, and `confirm` tells after a read whether
+it was valid throughout.
 """
 
 import asyncio
@@ -57,9 +61,10 @@ _LEASE_ID = re.compile("[0-9a-f]{32}")
 
 
 class WorkerService:
-    """Serves the calls of one worker.
+    """Serves the calls of one worker. Has no state of requests: the engine has it, and `core.leases` that of leases.
 
     Args:
+        sources: connections to the workers that KV is read from.
         lifecycle: whether work is accepted; `drain` changes it.
         reports: its status for routers.
     """
@@ -125,7 +130,9 @@ class WorkerService:
     def _with_whole_metrics(
         self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
     ) -> RequestOutput:
-        """Adds what the engine does not know: the cached tokens and pins of other workers."""
+        """Completes an output's metrics, if it has any, by what `helper` knows: tokens cached and pins granted at the
+        prefill worker, or tokens fetched. None: no KV was fetched.
+        """
         metrics = output.metrics
         if metrics is None:
             return output
@@ -139,7 +146,7 @@ class WorkerService:
         return replace(output, metrics=metrics)
 
     def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateUpdate:
-        """Converts an output for the gateway, and counts it in the metrics."""
+        """Converts an output of the engine to an update for the gateway, and counts it in the metrics."""
         output = replace(output, request_id=call.request_id)
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         if not output.finished:
@@ -241,7 +248,9 @@ class WorkerService:
         )
 
     def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillUpdate:
-        """Returns the update with the chosen token. Raises CapacityError if the prompt could not be computed."""
+        """Converts the engine's only output of a prefill to the update with the first token after the prompt. Raises
+        CapacityError if the prompt could not be computed.
+        """
         if output.finish_reason is FinishReason.ERROR:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))

@@ -1,8 +1,8 @@
 """A peer whose blocks this worker reads: its address, the transport's connection, and whether it is alive.
 
-`is_broken`: it is alive and can be called, but reading needs another connection.
-
-Invariant: once `is_lost`, its calls and reads fail at once, so nothing waits for a process that died or was stopped.
+A source fails in two ways. `is_broken`: the peer is alive and can be called, but reading needs another connection.
+`is_lost`: the peer does not answer, or this connection was closed. Invariant: once it is lost, its calls and reads fail
+at once, so nothing waits for a process that died or was stopped.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class KVSource:
         return self.transport.read(self.peer, part.remote, part.local)
 
     def keep(self, lease_id: str) -> None:
-        """Renews a lease from now on."""
+        """Renews a lease with each probe from now on, until `release` or until the peer says that it has ended."""
         self._leases.add(lease_id)
 
     def release(self, lease_id: str) -> None:

@@ -7,7 +7,11 @@ from tandem.transport.transfer import Transfer
 
 
 class TransferHold:
-    """Releases the engine's hold `name` after `close`, once all added transfers are over. Any thread may call."""
+    """Releases a hold of the engine after `close`, once all added transfers are over. Any thread may call.
+
+    Args:
+        name: of the hold, under which the engine keeps the blocks from reuse until `engine.kv.drop(name)`.
+    """
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
         self._engine = engine

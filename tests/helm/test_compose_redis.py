@@ -19,7 +19,7 @@ from redis.exceptions import NoPermissionError
 
 from tandem.process.ports import free_ports
 from tandem.redis_client import answered_within, connect
-from tandem.tls.redis_certificate import draw
+from tandem.tls.redis_certificate import create_certificate
 from tests.helpers.compose import compose_services, filled
 from tests.helpers.helm import Object
 from tests.helpers.redis_server import MISSING
@@ -111,7 +111,7 @@ def test_a_process_reaches_it_by_its_url(service: str, port: int, tmp_path: Path
 
 @pytest.mark.usefixtures("resolved")
 def test_a_redis_of_another_authority_is_not_told_the_password(port: int, tmp_path: Path) -> None:
-    draw("redis", tmp_path / "other", tmp_path / "redis-ca")
+    create_certificate("redis", tmp_path / "other", tmp_path / "redis-ca")
     with pytest.raises(RedisConnectionError, match="certificate verify failed"):
         _ask("gateway", port, tmp_path, "PING")
 

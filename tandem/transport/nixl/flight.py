@@ -1,4 +1,4 @@
-"""State of reads in flight and of peers in the owner thread, used by that thread only unless noted otherwise."""
+"""State of peers and of reads in flight that the owner thread (`owner`) keeps; other threads use only what is noted."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""`KVTransport` over NIXL. Verifies and checks here; everything that touches an agent happens on its owner's thread.
+"""`KVTransport` (of `transport.base`) over NIXL. Checks cards and block indices; calls of an agent run on its owner's
+thread (`owner`).
 
 NOTE: UCX is kept from TCP unless the environment says otherwise: there a read is emulated by the peer's process, is
 slow, and can abort that process when the reader dies, and UCX's port takes writes from everybody. `choose` sends pairs

@@ -1,4 +1,4 @@
-"""`KVTransport` over TCP: a server for our pool, and streams that read peers' pools into it."""
+"""`KVTransport` (of `transport.base`) over TCP: a server for our pool, and streams that read peers' pools into it."""
 
 import socket
 import time

@@ -214,10 +214,10 @@ def test_the_news_of_a_large_fleet_do_not_set_off_the_collector() -> None:
     """Each worker's status replaces the last one; what nobody replaces is looked through in time."""
     code = """
 import gc
-from tandem.router.process import rest_collector
+from tandem.router.process import relax_garbage_collector
 from tests.unit.process.stub_workers import status
 
-rest_collector()
+relax_garbage_collector()
 begun = []
 gc.callbacks.append(lambda phase, _: begun.append(phase))
 known = {}

@@ -71,8 +71,8 @@ def test_a_request_that_ends_before_any_report_is_no_longer_counted() -> None:
     fleet = fleet_of("p", "d")
     before = known(fleet, "p").queued, known(fleet, "d").num_running
     send(fleet, "a", 1.0)
-    fleet.over("a", ["p", "d"])
-    fleet.over("a", ["p", "d", "nobody"])
+    fleet.ended("a", ["p", "d"])
+    fleet.ended("a", ["p", "d", "nobody"])
     assert (known(fleet, "p").queued, known(fleet, "d").num_running) == before
 
 
@@ -178,7 +178,7 @@ def test_a_worker_set_aside_gets_nothing_then_one_request_at_a_time() -> None:
         assert decodes(fleet, now_s) == ({"d2"} if now_s < 6.0 else {"d", "d2"})
     send(fleet, "probe", 6.0)
     assert decodes(fleet, 6.0) == {"d2"}, "it has its one request"
-    fleet.over("probe", ["p", "d"])
+    fleet.ended("probe", ["p", "d"])
     assert decodes(fleet, 6.0) == {"d", "d2"}
     fleet.report(worker("d", Role.DECODE, reported_at_s=6.1, num_running=1), 6.0)
     assert decodes(fleet, 6.1) == {"d2"}, "another router sent it one"

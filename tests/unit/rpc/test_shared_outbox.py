@@ -13,7 +13,7 @@ from tandem.rpc.messages import GenerateUpdate
 from tandem.rpc.serve_messages import CallStatus, OtherUpdate, ServeUpdate, TextUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tests.unit.rpc.handlers import run
-from tests.unit.rpc.test_joining import NOT_PLAIN
+from tests.unit.rpc.test_plain_updates import NOT_PLAIN
 
 
 def update(token_id: int, text: str = "a", reason: FinishReason | None = None) -> GenerateUpdate:

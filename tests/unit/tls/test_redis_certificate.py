@@ -9,7 +9,7 @@ from cryptography import x509
 from tandem.tls.authority import Authority
 from tandem.tls.files import CA, CERTIFICATE, KEY
 from tandem.tls.peers import is_signed
-from tandem.tls.redis_certificate import VALID_FOR, draw, main
+from tandem.tls.redis_certificate import VALID_FOR, create_certificate, main
 
 
 def _certificate(directory: Path) -> bytes:
@@ -35,10 +35,10 @@ def test_it_has_the_name_and_clients_get_the_authority_alone(tmp_path: Path) -> 
 
 def test_it_stays_at_the_next_start(tmp_path: Path) -> None:
     server, clients = tmp_path / "server", tmp_path / "clients"
-    draw("redis", server, clients)
+    create_certificate("redis", server, clients)
     before = _certificate(server)
     (clients / CA).unlink()
-    draw("redis", server, clients)
+    create_certificate("redis", server, clients)
     assert _certificate(server) == before
     assert _are_equal(server, clients), "the authority is handed on again"
 
@@ -47,7 +47,7 @@ def test_it_stays_at_the_next_start(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_drawn_anew(damage: str, tmp_path: Path) -> None:
     """As after an end in the middle of the drawing."""
     server, clients = tmp_path / "server", tmp_path / "clients"
-    draw("redis", server, clients)
+    create_certificate("redis", server, clients)
     before = _certificate(server)
     match damage:
         case "no certificate":
@@ -58,18 +58,18 @@ def test_what_cannot_be_used_is_drawn_anew(damage: str, tmp_path: Path) -> None:
             (server / CA).write_bytes(Authority("redis").certificate)
         case _:
             (server / CA).unlink()
-    draw("redis", server, clients)
+    create_certificate("redis", server, clients)
     assert _certificate(server) != before
     assert _are_equal(server, clients)
 
 
 def test_one_that_has_ended_is_drawn_anew(tmp_path: Path) -> None:
     server, clients = tmp_path / "server", tmp_path / "clients"
-    draw("redis", server, clients)
+    create_certificate("redis", server, clients)
     before, day_s = _certificate(server), 86400.0
-    draw("redis", server, clients, lambda: time.time() + VALID_FOR.total_seconds() - day_s)
+    create_certificate("redis", server, clients, lambda: time.time() + VALID_FOR.total_seconds() - day_s)
     assert _certificate(server) == before
-    draw("redis", server, clients, lambda: time.time() + VALID_FOR.total_seconds() + day_s)
+    create_certificate("redis", server, clients, lambda: time.time() + VALID_FOR.total_seconds() + day_s)
     assert _certificate(server) != before
 
 

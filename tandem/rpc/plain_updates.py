@@ -1,7 +1,8 @@
-"""Merges consecutive plain updates of one request while they wait to be read or sent.
+"""Merges consecutive plain updates (`GenerateUpdate`) of one request on a shared stream.
 
-A plain update has tokens and text only. Others are never merged: the first token is seen before later ones, and
-generated tokens reach the client before the error that ends its request. Invariant: no information is lost.
+`shared_outbox` does so while updates wait to be sent, `shared_stream` while they wait to be read. A plain update has
+tokens and text only. Others, such as those with a timeline, logprobs or the finish reason, are passed on one by one.
+Invariant: no information is lost, and the order stays.
 """
 
 from tandem.core.output import RequestOutput
@@ -21,8 +22,8 @@ def is_plain(update: GenerateUpdate) -> bool:
     )
 
 
-def joined(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
-    """Merges two plain updates."""
+def merged(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
+    """One update with the tokens and the text of both, in order. Both must be plain and of one request."""
     before, after = first.output, second.output
     output = RequestOutput(before.request_id, 0, before.token_ids + after.token_ids, before.text + after.text)
     return GenerateUpdate(output)

@@ -1,4 +1,4 @@
-"""Plain updates that are joined say what their parts said; other updates are not plain."""
+"""Plain updates that are merged say what their parts said; other updates are not plain."""
 
 from dataclasses import replace
 from functools import reduce
@@ -8,8 +8,8 @@ import pytest
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
-from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.plain_updates import is_plain, merged
 
 WORD = RequestOutput("r", 0, (1,), "a")
 SCORED = TokenLogprobs(1, -1.0, 1)
@@ -32,4 +32,4 @@ def test_plain_updates_are_joined_in_order() -> None:
     told = [GenerateUpdate(RequestOutput("r", 0, (i,), chr(97 + i))) for i in range(4)]
     told.append(GenerateUpdate(RequestOutput("r", 0, (4, 5), "")))
     assert all(map(is_plain, told))
-    assert reduce(joined, told) == GenerateUpdate(RequestOutput("r", 0, (0, 1, 2, 3, 4, 5), "abcd"))
+    assert reduce(merged, told) == GenerateUpdate(RequestOutput("r", 0, (0, 1, 2, 3, 4, 5), "abcd"))
