@@ -10,8 +10,8 @@ from tandem.planning.observation import Observation
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork
 
 _WEIGHT = 0.3
-_SLOWEST, _FASTEST = 0.25, 2.0
-_TRUSTED = 0.2
+_LEAST, _MOST = 0.25, 2.0
+_NOISE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class SpeedCorrection:
             self._learn_prefill(observation, last, prefill)
             self._learn_decode(observation, decode)
 
-    def slowed(self, speed: DecodeSpeed) -> DecodeSpeed:
+    def corrected(self, speed: DecodeSpeed) -> DecodeSpeed:
         """Returns the decode speed corrected by the measured factor; small differences are ignored as noise."""
-        if abs(self._step - 1) <= _TRUSTED:
+        if abs(self._step - 1) <= _NOISE:
             return speed
         return DecodeSpeed(
             speed.ms_per_step * self._step,
@@ -76,4 +76,4 @@ class SpeedCorrection:
 
 
 def _mixed(old: float, new: float) -> float:
-    return (1 - _WEIGHT) * old + _WEIGHT * max(_SLOWEST, min(_FASTEST, new))
+    return (1 - _WEIGHT) * old + _WEIGHT * max(_LEAST, min(_MOST, new))
