@@ -59,7 +59,7 @@ def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict
     ]
 
 
-def written(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
+def format_rows(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
     """Formats the rows as text, which ends with a line feed; CSV without rows is empty."""
     if form is Format.JSON:
         return json.dumps(list(rows), indent=1) + "\n"
