@@ -40,8 +40,8 @@ class RedisAccounts:
 
     Args:
         url: as for `redis_client.connect`.
-        clock: times the pause after a failure, and with `is_own_time` the limits.
-        is_own_time: limits use `clock` instead of Redis' time; for tests.
+        clock: times the pause after a failure, and with `uses_local_time` the limits.
+        uses_local_time: limits use `clock` instead of Redis' time; for tests.
         prefix: names the deployment; its braces keep all keys in one slot.
         timeout_s: of every call, connecting included.
 
@@ -54,14 +54,14 @@ class RedisAccounts:
         url: str,
         clock: Clock,
         *,
-        is_own_time: bool = False,
+        uses_local_time: bool = False,
         prefix: str = "{tandem:accounts}",
         timeout_s: float = 0.5,
         lease_s: float = LEASE_S,
         max_entries: int = MAX_ENTRIES,
     ) -> None:
         self._clock = clock
-        self._is_own_time = is_own_time
+        self._uses_local_time = uses_local_time
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._lease_ms = round(lease_s * 1000)
@@ -230,7 +230,7 @@ class RedisAccounts:
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _now(self) -> int | str:
-        return int(self._clock.now_s() * 1000) if self._is_own_time else ""
+        return int(self._clock.now_s() * 1000) if self._uses_local_time else ""
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"
