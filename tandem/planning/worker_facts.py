@@ -1,4 +1,8 @@
-"""Facts on one kind of worker for reports: capacity, best-case and likely times of prompts and steps. Values only."""
+"""Computes what reports of `tandem plan` show of one kind of worker under a workload.
+
+Its capacity, the likely and the best possible time of a long prompt and of a decode step after it, and points of the
+roofline picture; all from a `Roofline`.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -22,6 +26,8 @@ class WorkerFacts:
     Args:
         prompt_tokens: prompt length at the objective's percentile; the prompt is computed without cache.
         step_bytes, step_ms: bytes read and time of a decode step of one request at the end of such a prompt.
+        ridge: FLOP per byte above which work is compute-bound.
+        kv_tokens: tokens whose KV fits `kv_memory_bytes`.
         num_fitting: number of requests with the mean context that fit the KV memory.
         num_within_tpot: number of requests with the mean context whose step meets the TPOT objective.
     """
