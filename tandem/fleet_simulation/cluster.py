@@ -1,7 +1,9 @@
 """Simulated cluster: the router's real decisions, workers modelled by their speed, and a scaling policy.
 
-Not modelled, as every report states: decode workers' own prefix caches, contention of links, failures, and a request's
-move to another worker when its own drains (it is finished there instead).
+`routing.pairing` refuses each request of a trace or assigns workers, which prefill it, hand its KV over and decode it;
+a decode worker may also do it all. The policy plans, and workers report to the router, at intervals. Not modelled:
+decode workers' own prefix caches, contention of links, failures, and a request's move to another worker when its own
+drains (it is finished there instead).
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,7 @@ _EXPECTED_OUTPUT = 256  # tokens of an answer, until some have ended
 
 
 class Cluster:
-    """Simulates one run of a fleet with a given scaling policy; call `run` once."""
+    """One run of a fleet with this setting, whose pools the policy scales; call `run` once."""
 
     def __init__(self, setting: SimulationSetting, policy: ScalingPolicy) -> None:
         self._setting = setting

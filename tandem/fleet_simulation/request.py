@@ -9,7 +9,7 @@ from tandem.workload.trace import TraceRequest
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """State of a request. `recorded`: the trace's request; `shape`: as the router sees it. `num_reserved_blocks`: KV
+    """State of a request. `recorded`: as it is in the trace; `shape`: as the router sees it. `num_reserved_blocks`: KV
     blocks at its decode worker. Times are None until they are reached.
     """
 
