@@ -24,6 +24,7 @@ class ClientOutcome:
     """Outcome of a client's request: what it received, and when. `heard_s`: time of the last tokens.
 
     Args:
+        ask: the request.
         error: the error event of a stream, or the body of a refusal.
         has_left: it disconnected before the end.
         is_lost: its gateway crashed.
