@@ -34,8 +34,10 @@ RENEWALS_PER_LEASE = 12  # NOTE: three would keep a lease; usage after a killed 
 class Reservation:
     """The reservation of one request: the most it may use, set aside in the store.
 
-    `rate_limits` is None until the store has granted it. `delivered` returns the usage delivered to the client so far,
-    which is billed if this process dies before the request ends.
+    Args:
+        delivered: returns the usage delivered to the client so far, which is billed if this process dies before the
+            request ends.
+        rate_limits: None until the store has granted it.
     """
 
     charge: Charge

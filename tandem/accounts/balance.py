@@ -12,7 +12,7 @@ from tandem.accounts.charge import Amounts, Charge, ChargeSettlement
 from tandem.accounts.rate_limit_state import PARTS_PER_TOKEN, RateLimitState
 from tandem.accounts.refusals import BUDGET, CONCURRENCY, RATES, refusal
 
-Rates = tuple[int | None, int | None, int | None]
+Rates = tuple[int | None, int | None, int | None]  # requests, input and output tokens per minute; None = no limit
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Account store of a single gateway: balances in memory, keys and ledger in a file that one thread writes.
+"""Account store of a single gateway: balances in memory, keys and ledger in a file; `store` describes its methods.
 
 Invariant: a lock ensures that only one gateway uses the file; `tandem keys` and `tandem usage` may open it too.
-Requests wait for memory only; entries reach the file a moment later, at the latest on `close`. Checkpoints of running
-requests are written too: `start` bills those that an earlier gateway left.
+Requests do not wait for entries to be written: a thread does that a moment later, at the latest on `close`.
+Checkpoints of running requests are written too: `start` bills those that an earlier gateway left.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Exports the ledger as CSV or JSON, as entries or totals. Pure; amounts are exact, as text."""
+"""Makes rows of ledger entries or totals, and CSV or JSON text of rows, for `rows.usage_text`.
+
+Costs are exact decimals, as text. In CSV, text that a spreadsheet would run as a formula gets an apostrophe before it.
+"""
 
 import csv
 import io
@@ -42,7 +45,7 @@ def entry_rows(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
 
 
 def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict[str, Any]]:
-    """One row for each combination of the groups in `by`, some of `GROUPS`, added up over the other groups."""
+    """One row of sums for each combination of values of the columns `by` (some of `GROUPS`) that occurs."""
     sums: dict[tuple[str, ...], tuple[int, Usage, int]] = {}
     for total in totals:
         who = tuple(getattr(total, name) for name in by)
@@ -59,7 +62,7 @@ def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict
     ]
 
 
-def written(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
+def format_rows(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
     """Formats the rows as text, which ends with a line feed; CSV without rows is empty."""
     if form is Format.JSON:
         return json.dumps(list(rows), indent=1) + "\n"

@@ -1,7 +1,7 @@
 """Journal: a file of settlements that the store has not accepted yet, so that they survive this process.
 
 One JSON object a line. Invariant: a settlement stays in the file until the store has it; the store counts a repeated
-one once.
+one once (`store` says for how long).
 """
 
 import json

@@ -18,7 +18,8 @@ MAX_KEYS = 10_000
 class KeyCache:
     """Loads unknown keys from `store`, and all cached ones again on `refresh`. Owned by one event loop.
 
-    `may_be_stale`: cached keys stay valid while the store is unavailable.
+    Args:
+        may_be_stale: cached keys stay valid while the store is unavailable.
     """
 
     def __init__(self, store: KeyStore, clock: Clock, *, may_be_stale: bool) -> None:

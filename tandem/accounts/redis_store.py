@@ -1,7 +1,8 @@
-"""Account store in one Redis, shared by all gateways of a deployment.
+"""Account store in one Redis, shared by all gateways of a deployment; `store` describes its methods.
 
-Invariant: each change is one script, so it is atomic; a call ends within its timeout. Redis must be persistent (AOF or
-snapshots): it has the only copy of keys and spending.
+Invariant: a charge is reserved, settled, renewed or expired by one script, so atomically; a call for many charges runs
+one script after another. Settled charges are remembered for a day: a settlement repeated later would be billed again.
+Redis must be persistent (AOF or snapshots): it has the only copy of keys and spending.
 """
 
 import asyncio
@@ -40,10 +41,10 @@ class RedisAccounts:
 
     Args:
         url: as for `redis_client.connect`.
-        clock: times the pause after a failure, and with `is_own_time` the limits.
-        is_own_time: limits use `clock` instead of Redis' time; for tests.
+        clock: times the pause after a failure, and with `uses_local_time` limits and leases.
+        uses_local_time: limits and leases use `clock` instead of Redis' time; for tests.
         prefix: names the deployment; its braces keep all keys in one slot.
-        timeout_s: of every call, connecting included.
+        timeout_s: of every script or command, connecting included.
 
     Raises:
         ConfigurationError: the URL is not understood. Redis is not contacted yet.
@@ -54,14 +55,14 @@ class RedisAccounts:
         url: str,
         clock: Clock,
         *,
-        is_own_time: bool = False,
+        uses_local_time: bool = False,
         prefix: str = "{tandem:accounts}",
         timeout_s: float = 0.5,
         lease_s: float = LEASE_S,
         max_entries: int = MAX_ENTRIES,
     ) -> None:
         self._clock = clock
-        self._is_own_time = is_own_time
+        self._uses_local_time = uses_local_time
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._lease_ms = round(lease_s * 1000)
@@ -230,7 +231,7 @@ class RedisAccounts:
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _now(self) -> int | str:
-        return int(self._clock.now_s() * 1000) if self._is_own_time else ""
+        return int(self._clock.now_s() * 1000) if self._uses_local_time else ""
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"

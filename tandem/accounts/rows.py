@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tandem.accounts.export import GROUPS, Format, entry_rows, total_rows, written
+from tandem.accounts.export import GROUPS, Format, entry_rows, format_rows, total_rows
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.money import format_nanos
@@ -20,13 +20,13 @@ async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, fo
     """
     if by is None:
         entries = await store.entries(query)
-        return await asyncio.to_thread(lambda: written(entry_rows(entries), form).encode())
+        return await asyncio.to_thread(lambda: format_rows(entry_rows(entries), form).encode())
     groups = tuple(name.strip() for name in by.split(","))
     if not set(groups) <= set(GROUPS):
         raise InvalidRequestError(f"by={shown(by)} must be some of {', '.join(GROUPS)}")
     totals = await store.totals(query.since_day, query.until_day)
     wanted = (total for total in totals if query.matches_total(total))
-    return await asyncio.to_thread(lambda: written(total_rows(wanted, groups), form).encode())
+    return await asyncio.to_thread(lambda: format_rows(total_rows(wanted, groups), form).encode())
 
 
 async def key_row(key: AccountKey, store: AccountStore) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Interface of the account store, the state that gateways share: keys, the balances of their limits, and the ledger.
 
-A charge is reserved before a request and settled after it; a checkpoint is its usage so far. Invariant: a charge is
-settled once however often it is sent; spending is the sum of the ledger's costs; a reservation that is not renewed
-expires after a lease, and its last checkpoint is billed then. Every call raises AccountsUnavailableError when the store
-cannot be reached; it may still have taken effect.
+`accounts.Accounts` reserves a charge before a request, renews it with checkpoints (its usage so far), and settles it
+afterwards. A reservation that is not renewed expires after a lease, and its last checkpoint is billed. Invariant:
+spending is the sum of the ledger's costs, and a repeated settlement counts once while the store remembers it. Every
+call raises AccountsUnavailableError when the store cannot be reached; it may still have taken effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,9 @@ class KeyStore(Protocol):
 
 
 class ChargeStore(Protocol):
-    """The part of the store that reserves and settles charges; each call is atomic."""
+    """The part of the store that reserves and settles charges. `reserve` and `settle` are atomic; `renew` and `expire`
+    concern many charges and may take effect for some of them.
+    """
 
     async def reserve(self, charge: Charge) -> RateLimitState:
         """Reserves a charge and returns the key's rate limits after it.
@@ -61,7 +63,8 @@ class ChargeStore(Protocol):
     async def settle(self, settlement: ChargeSettlement) -> None:
         """Adds the charge to the ledger and releases the unused reservation; no effect if repeated.
 
-        Replaces an entry that was billed from a checkpoint meanwhile.
+        Replaces an entry that was billed from a checkpoint meanwhile. Settlements are remembered for a day in Redis, in
+        a file as long as the ledger keeps their entries.
         """
         ...
 
@@ -70,7 +73,9 @@ class ChargeStore(Protocol):
         ...
 
     async def expire(self) -> None:
-        """Bills the checkpoints of expired charges and releases their reservations."""
+        """Releases the reservations of expired charges and bills their checkpoints (`EmbeddedAccounts`: at its next
+        `start`).
+        """
         ...
 
     async def spending(self, key_id: str) -> Spending:

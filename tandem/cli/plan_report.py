@@ -149,7 +149,7 @@ def _worker_table(study: Study) -> Table:
     row("its prefill: at best, likely", f"{_ms(prefill.prefill_floor_ms)}, {_ms(prefill.prefill_ms)}", "")
     row("KV that it makes, a link to keep up", f"{prefill.kv_bytes_per_s / 1e9:.2f} GB/s", "")
     row("its hand-off: whole, exposed", f"{_ms(study.hand_off.ms)}, {_ms(study.hand_off.exposed_ms)}", "")
-    row("swept by a step after it", "", _gb(decode.swept_bytes))
+    row("swept by a step after it", "", _gb(decode.step_bytes))
     name = "that step: at best, likely" if study.site.decode.drafts is None else "a token with drafts: at best, likely"
     row(name, "", f"{_ms(decode.step_floor_ms)}, {_ms(decode.step_ms)}")
     row("tokens/s of one request at best", "", f"{decode.tokens_per_s:.0f}")

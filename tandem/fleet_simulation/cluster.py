@@ -1,7 +1,9 @@
 """Simulated cluster: the router's real decisions, workers modelled by their speed, and a scaling policy.
 
-Not modelled, as every report states: decode workers' own prefix caches, contention of links, failures, and a request's
-move to another worker when its own drains (it is finished there instead).
+`routing.pairing` refuses each request of a trace or assigns workers, which prefill it, hand its KV over and decode it;
+a decode worker may also do it all. The policy plans, and workers report to the router, at intervals. Not modelled:
+decode workers' own prefix caches, contention of links, failures, and a request's move to another worker when its own
+drains (it is finished there instead).
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,7 @@ _EXPECTED_OUTPUT = 256  # tokens of an answer, until some have ended
 
 
 class Cluster:
-    """Simulates one run of a fleet with a given scaling policy; call `run` once."""
+    """One run of a fleet with this setting, whose pools the policy scales; call `run` once."""
 
     def __init__(self, setting: SimulationSetting, policy: ScalingPolicy) -> None:
         self._setting = setting
@@ -79,16 +81,16 @@ class Cluster:
     def _over(self) -> bool:
         return not self._coming and self._num_open == 0
 
-    def _next_arrival(self, arrivals: Iterable[TraceRequest], asked: TraceRequest | None) -> None:
-        if asked is not None:
-            self._arrive(asked)
+    def _next_arrival(self, arrivals: Iterable[TraceRequest], recorded: TraceRequest | None) -> None:
+        if recorded is not None:
+            self._arrive(recorded)
         following = next(iter(arrivals), None)
         self._coming = following is not None
         if following is not None:
             self._events.at(following.arrival_s, partial(self._next_arrival, arrivals, following))
 
-    def _arrive(self, asked: TraceRequest) -> None:
-        request = SimulatedRequest(str(len(self._requests)), asked, self._shape(asked))
+    def _arrive(self, recorded: TraceRequest) -> None:
+        request = SimulatedRequest(str(len(self._requests)), recorded, self._shape(recorded))
         self._requests.append(request)
         answer = self._pairer.pair(request.shape, self._events.now_s)
         if isinstance(answer, Refusal):
@@ -99,15 +101,15 @@ class Cluster:
         self._observer.arrived(request, self._num_cached_tokens(request, answer))
         self._serve(request, answer)
 
-    def _shape(self, asked: TraceRequest) -> RequestShape:
+    def _shape(self, recorded: TraceRequest) -> RequestShape:
         leading = {}
-        if asked.block_ids:
+        if recorded.block_ids:
             for replica_id, replica in self._prefill.alive.items():
-                if replica.ready and (num := replica.worker.cache.leading(asked.block_ids)):
+                if replica.ready and (num := replica.worker.cache.leading(recorded.block_ids)):
                     leading[replica_id] = num
         return RequestShape(
             request_id=str(len(self._requests)),
-            num_tokens=asked.num_prompt_tokens,
+            num_tokens=recorded.num_prompt_tokens,
             num_expected_output=max(1, self._output_tokens // self._num_outputs)
             if self._num_outputs
             else _EXPECTED_OUTPUT,
@@ -119,15 +121,15 @@ class Cluster:
         source_id = answer.fetch_from_id or answer.prefill_id
         num_held = request.shape.leading_blocks.get(source_id, 0) if source_id is not None else 0
         block_size = self._setting.block_size
-        return min(num_held, (request.asked.num_prompt_tokens - 1) // block_size) * block_size
+        return min(num_held, (request.recorded.num_prompt_tokens - 1) // block_size) * block_size
 
     def _serve(self, request: SimulatedRequest, answer: Pairing) -> None:
         decode = self._decode.alive[answer.decode_id].worker
-        num_tokens = request.asked.num_prompt_tokens + request.asked.num_output_tokens
+        num_tokens = request.recorded.num_prompt_tokens + request.recorded.num_output_tokens
         request.num_reserved_blocks = num_blocks_of(num_tokens, self._setting.block_size)
         decode.accept(request, awaits_kv=answer.prefill_id is not None)
         if answer.prefill_id is None:
-            prefill_s = self._setting.decode.prefill.prompt_ms(request.asked.num_prompt_tokens, 0) / 1000
+            prefill_s = self._setting.decode.prefill.prompt_ms(request.recorded.num_prompt_tokens, 0) / 1000
             decode.prefill(request, prefill_s, partial(self._began, decode, awaited_kv=False))
             return
         prefill = self._prefill.alive[answer.prefill_id].worker
@@ -139,7 +141,7 @@ class Cluster:
         if answer.fetch_from_id is None:
             return 0, 0.0
         num_held = request.shape.leading_blocks[answer.fetch_from_id]
-        num_bytes = (num_held - prefill.cache.leading(request.asked.block_ids)) * self._setting.block_bytes
+        num_bytes = (num_held - prefill.cache.leading(request.recorded.block_ids)) * self._setting.block_bytes
         return num_held, self._events.now_s + self._setting.link.ms(max(0, num_bytes)) / 1000
 
     def _prefilled(
@@ -148,7 +150,7 @@ class Cluster:
         """Delivers the first token at once. The prefill worker stays busy until the rest of the KV was sent."""
         request.first_token_s = self._events.now_s
         prefill.num_pulls += 1
-        exposed_s = self._exposed_s(request.asked.num_prompt_tokens, service_s)
+        exposed_s = self._exposed_s(request.recorded.num_prompt_tokens, service_s)
         self._events.at(self._events.now_s + exposed_s, partial(self._handed_over, prefill, decode, request))
 
     def _exposed_s(self, num_tokens: int, service_s: float) -> float:
@@ -170,7 +172,7 @@ class Cluster:
 
     def _ended(self, request: SimulatedRequest) -> None:
         request.finished_s = self._events.now_s
-        self._output_tokens += request.asked.num_output_tokens
+        self._output_tokens += request.recorded.num_output_tokens
         self._num_outputs += 1
         self._num_open -= 1
         self._observer.ended(request)

@@ -90,9 +90,9 @@ class DecodeWorker:
         while self._waiting and len(self._batch) < self._max_running:
             request = self._waiting.popleft()
             self._number += 1
-            last = self._steps + max(0, request.asked.num_output_tokens - 1)
+            last = self._steps + max(0, request.recorded.num_output_tokens - 1)
             heapq.heappush(self._batch, (last, self._number, request))
-            self._context += request.asked.num_prompt_tokens + 1
+            self._context += request.recorded.num_prompt_tokens + 1
         self._schedule()
 
     def _advance(self) -> None:
@@ -138,7 +138,7 @@ class DecodeWorker:
         ended = []
         while self._batch and self._batch[0][0] <= last + 1e-9:
             request = heapq.heappop(self._batch)[2]
-            self._context -= request.asked.num_prompt_tokens + request.asked.num_output_tokens
+            self._context -= request.recorded.num_prompt_tokens + request.recorded.num_output_tokens
             ended.append(request)
         for request in ended:
             self.release(request)

@@ -45,20 +45,20 @@ class SimulatedObserver:
         """Record an arrival."""
         self._window.num_requests += 1
         self._window.num_rejected += request.rejected
-        self._window.num_prompt_tokens += request.asked.num_prompt_tokens
+        self._window.num_prompt_tokens += request.recorded.num_prompt_tokens
         self._window.num_cached_tokens += num_cached_tokens
-        self._window.missing_tokens.append(request.asked.num_prompt_tokens - num_cached_tokens)
+        self._window.missing_tokens.append(request.recorded.num_prompt_tokens - num_cached_tokens)
 
     def began(self, request: SimulatedRequest) -> None:
         """Record a request's first token."""
         assert request.first_token_s is not None
-        self._window.ttfts_s.append(request.first_token_s - request.asked.arrival_s)
+        self._window.ttfts_s.append(request.first_token_s - request.recorded.arrival_s)
 
     def ended(self, request: SimulatedRequest) -> None:
         """Record a request's end."""
         tpot_s = request.served().tpot_s
         self._window.num_finished += 1
-        self._window.num_output_tokens += request.asked.num_output_tokens
+        self._window.num_output_tokens += request.recorded.num_output_tokens
         if tpot_s is not None:
             self._window.tpots_s.append(tpot_s)
 

@@ -76,9 +76,9 @@ class PrefillWorker:
 
     def prefill(self, request: SimulatedRequest, done: Done, num_fetched: int = 0, fetched_s: float = 0.0) -> None:
         """Queue a prompt."""
-        held = max(num_fetched, self.cache.leading(request.asked.block_ids))
+        held = max(num_fetched, self.cache.leading(request.recorded.block_ids))
         job = _Job(request, self._work(request, held), done, num_fetched, fetched_s)
-        self._num_context_tokens += request.asked.num_prompt_tokens
+        self._num_context_tokens += request.recorded.num_prompt_tokens
         if self._current is None:
             self._start(job)
         else:
@@ -88,7 +88,7 @@ class PrefillWorker:
     def _start(self, job: _Job) -> None:
         """Starts a job. Uses blocks that are cached now, which may be more than when it was queued."""
         now_s = self._events.now_s
-        held = self.cache.leading(job.request.asked.block_ids)
+        held = self.cache.leading(job.request.recorded.block_ids)
         self._from_s = now_s
         if job.num_fetched > held:
             held, self._from_s = job.num_fetched, max(now_s, job.fetched_s)
@@ -99,8 +99,8 @@ class PrefillWorker:
         self._events.at(self._until_s, lambda: self._finish(job, service_s))
 
     def _finish(self, job: _Job, service_s: float) -> None:
-        self.cache.keep(job.request.asked.block_ids)
-        self._num_context_tokens -= job.request.asked.num_prompt_tokens
+        self.cache.keep(job.request.recorded.block_ids)
+        self._num_context_tokens -= job.request.recorded.num_prompt_tokens
         self._current = None
         if self._waiting:
             following = self._waiting.popleft()
@@ -114,6 +114,6 @@ class PrefillWorker:
         job.done(job.request, service_s)
 
     def _work(self, request: SimulatedRequest, num_held: int) -> PrefillWork:
-        num_tokens = request.asked.num_prompt_tokens
+        num_tokens = request.recorded.num_prompt_tokens
         num_cached = min(num_held, (num_tokens - 1) // self._block_size) * self._block_size
         return PrefillWork.of(num_tokens, num_cached)

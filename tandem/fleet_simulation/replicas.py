@@ -22,11 +22,11 @@ W = TypeVar("W", bound=DrainableWorker)
 
 @dataclass(slots=True, eq=False)
 class SimulatedReplica(Generic[W]):
-    """A replica of a pool; it uses accelerators from `asked_s` until `gone_s`."""
+    """A replica of a pool; it uses accelerators from `requested_s` until `gone_s`."""
 
     replica_id: str
     worker: W
-    asked_s: float
+    requested_s: float
     ready: bool = False
     draining: bool = False
     gone_s: float | None = None
@@ -57,7 +57,7 @@ class ReplicaPool(Generic[W]):
 
     def starting_s(self) -> Sequence[float]:
         """Seconds since the start of each starting replica."""
-        return [self.events.now_s - replica.asked_s for replica in self.alive.values() if not replica.ready]
+        return [self.events.now_s - replica.requested_s for replica in self.alive.values() if not replica.ready]
 
     def scale(self, num_wanted: int) -> None:
         """Start missing replicas, or remove surplus ones: first those still starting, then the least loaded."""
@@ -89,7 +89,7 @@ class ReplicaPool(Generic[W]):
         """Replica-seconds up to now, starting and draining ones included."""
         now_s = self.events.now_s
         everyone = (*self.past, *self.alive.values())
-        return sum((now_s if r.gone_s is None else r.gone_s) - r.asked_s for r in everyone)
+        return sum((now_s if r.gone_s is None else r.gone_s) - r.requested_s for r in everyone)
 
     def _became_ready(self, replica: SimulatedReplica[W]) -> None:
         if replica.gone_s is None and not replica.draining:
@@ -97,4 +97,4 @@ class ReplicaPool(Generic[W]):
             self.changed(replica)
 
     def _reluctance(self, replica: SimulatedReplica[W]) -> tuple[bool, float, float]:
-        return replica.ready, self.load(replica.worker), -replica.asked_s
+        return replica.ready, self.load(replica.worker), -replica.requested_s

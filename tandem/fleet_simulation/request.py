@@ -9,12 +9,12 @@ from tandem.workload.trace import TraceRequest
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """State of a request. `asked`: the trace's request; `shape`: as the router sees it. `num_reserved_blocks`: KV
+    """State of a request. `recorded`: as it is in the trace; `shape`: as the router sees it. `num_reserved_blocks`: KV
     blocks at its decode worker. Times are None until they are reached.
     """
 
     request_id: str
-    asked: TraceRequest
+    recorded: TraceRequest
     shape: RequestShape
     num_reserved_blocks: int = 0
     first_token_s: float | None = None
@@ -23,9 +23,9 @@ class SimulatedRequest:
 
     def served(self) -> Served:
         return Served(
-            arrival_s=self.asked.arrival_s,
+            arrival_s=self.recorded.arrival_s,
             first_token_s=self.first_token_s,
             finished_s=self.finished_s,
-            num_output_tokens=self.asked.num_output_tokens if self.finished_s is not None else 0,
+            num_output_tokens=self.recorded.num_output_tokens if self.finished_s is not None else 0,
             rejected=self.rejected,
         )

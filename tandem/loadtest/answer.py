@@ -18,9 +18,8 @@ _MAX_ERROR_BYTES = 1 << 16
 
 class AnswerReader:
     """A `ResponseReceiver` for one answer. Times are taken when a chunk is read, before it is parsed.
-
-    token_ids: of the answer, if the server reports them; `arrivals`: (time, number of tokens) of each event with
-    tokens.
+    Call `end` after the body, then read the results: `arrivals` ((time, number of tokens) of each event with tokens),
+    `token_ids` (empty if the server reports none), `usage`, `request_id` and `failure`.
     """
 
     def __init__(self, clock: Clock) -> None:

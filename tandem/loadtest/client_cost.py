@@ -21,7 +21,8 @@ class ClientCost:
     """The client's own load during one test. `reasons`: why latencies include waits of the client; empty if they do
     not.
 
-    loop_lag_s: how late a timer fired; lateness_s: how late counted requests were sent.
+    Args:
+        loop_lag_s: delay of timers. lateness_s: delay with which counted requests were sent.
     """
 
     cpu_cores: float

@@ -12,7 +12,9 @@ from tandem.loadtest.failure import CUT, MALFORMED, ExchangeError
 
 
 class ResponseReceiver(Protocol):
-    """Receives an answer while it arrives. An exception that it raises ends the exchange."""
+    """Receives an answer while it arrives: `head` once, then `body` for each piece. Either may raise, which ends the
+    exchange.
+    """
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 

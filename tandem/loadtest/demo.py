@@ -1,6 +1,8 @@
-"""`make load`: a short closed-loop and a short open-loop test of a gateway, or of a cluster that it starts itself.
+"""`make load`: a short closed-loop and a short open-loop test, one after the other, as a user would run them.
 
-Starts `tandem up` and `tandem load` as a user would, and stops them. All files lie under one directory.
+Runs `tandem load` as a process, against the gateway at `url` or else a cluster that `tandem up` starts for it and that
+is stopped afterwards. Results and pictures of a test lie in DIRECTORY/closed, /open or /own, the cluster's logs in
+DIRECTORY/logs.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from tandem.process.settings import Settings
 _HOST = "127.0.0.1"
 _START_S = 120.0
 _STOP_S = 60.0
-_LOADS = {
+_LOADS = {  # flags of `tandem load`, by the name of a test
     "closed": ("--concurrency", "4", "--shared-prefix-share", "0.5", "--turns", "1-3"),
     "open": ("--rate", "3", "--arrivals", "bursty", "--prompt-tokens", "lognormal:200,600,1500"),
 }

@@ -15,8 +15,9 @@ from tandem.workload.slo import Served
 class RequestOutcome:
     """Outcome of one request. `failure` is None if it was answered. `turn`: its index in its conversation, from 0.
 
-    event_times_s, event_tokens: time of each event with tokens, and number of its tokens. NOTE: as arrays they take
-    twelve bytes an event, and a test keeps them all until its end.
+    Args:
+        event_times_s, event_tokens: time of each event with tokens, and number of its tokens. NOTE: as arrays they take
+            twelve bytes an event, and a test keeps them all until its end.
     """
 
     due_s: float

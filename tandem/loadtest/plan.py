@@ -1,4 +1,4 @@
-"""Plan of a load test, fixed before it starts. Data only."""
+"""Plan of a load test, fixed before it starts. Most fields are flags of `tandem load`, which `cli.load` describes."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -24,7 +24,8 @@ class PoolSample:
     """The workers of one role at one time. `kv_used`: share of their KV blocks that are neither free nor cached (0 to
     1).
 
-    `drafts`: totals of all of them since each started.
+    Args:
+        drafts: totals of all of them since each started.
     """
 
     at_s: float

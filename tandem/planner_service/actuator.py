@@ -45,8 +45,9 @@ class ScalingOutcome(StrEnum):
 class Action:
     """Result of applying a plan to one pool.
 
-    num_before: replicas set before. num_planned: replicas of the plan. num_asked: replicas set now.
-    note: reason why a change was not made, or only in part.
+    Args:
+        num_before: replicas set before. num_planned: replicas of the plan. num_asked: replicas set now.
+        note: reason why a change was not made, or only in part.
     """
 
     pool: Pool
@@ -81,7 +82,9 @@ class Bounds:
 class Actuator:
     """Applies plans.
 
-    acts: whether it may write at all. yield_s: time for which a pool is left alone after another autoscaler changed it.
+    Args:
+        acts: whether it may write at all.
+        yield_s: time for which a pool is left alone after another autoscaler changed it.
     """
 
     def __init__(

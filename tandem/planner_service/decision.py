@@ -14,10 +14,8 @@ from tandem.planning.observation import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """One plan, its observation and its actions. `ttft_error_ms`, `tpot_error_ms`: measured minus predicted, see
-    `error_ms`.
-
-    ttft_error_ms, tpot_error_ms: measured latency minus that predicted by the previous plan; None if one is missing.
+    """One plan, its observation and its actions. `ttft_error_ms`, `tpot_error_ms`: measured latency minus that
+    predicted by the previous plan; None if one is missing.
     """
 
     observed: ClusterObservation

@@ -29,13 +29,12 @@ _READ = (
 class GatewayCounts:
     """Counts since the gateway's start. Requests are counted as choices (an HTTP call with n=2 has two).
 
-    Refusals are counted as HTTP calls.
-
-    born_s: start of counting by the gateway's wall clock, seconds since 1970; None if not exported.
-    num_refused: calls answered with an error because of load or time limits.
-    num_turned_away: the part of `num_refused` that never became choices.
-    num_looked_up_tokens, num_cached_tokens: prompt tokens of finished choices, and those of them found in a cache.
-    ttft, tpot: distributions in seconds.
+    Args:
+        born_s: start of counting by the gateway's wall clock, seconds since 1970; None if not exported.
+        num_refused: HTTP calls answered with an error because of load or time limits.
+        num_turned_away: the part of `num_refused` that never became choices.
+        num_looked_up_tokens, num_cached_tokens: prompt tokens of finished choices, and those of them found in a cache.
+        ttft, tpot: distributions in seconds.
     """
 
     born_s: float | None = None

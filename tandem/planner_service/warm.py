@@ -32,7 +32,7 @@ class WarmSamples:
 
 
 class WarmClient:
-    """Worker client whose updates are filtered by `WarmSamples`."""
+    """Wraps the client of one worker (`process.fleet_watch.Watchable`); its updates are filtered by `WarmSamples`."""
 
     def __init__(self, client: Watchable, samples: WarmSamples) -> None:
         self._client = client

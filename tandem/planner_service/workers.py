@@ -55,7 +55,8 @@ class PoolLoad:
 class WorkerWatch:
     """Watches workers while `run` runs; `loads` returns the current state.
 
-    priors: a pool's speed until its workers have measured theirs.
+    Args:
+        priors: a pool's speed until its workers have measured theirs.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Limits that no number of workers changes: a model that does not fit, a prompt or a step that takes too long.
 
-Each answer is a list of sentences with the figures and the remedy; empty = possible.
+Each answer is a list of sentences with the figures and the remedy; empty = possible. `who` names the workers in them,
+such as "decode workers".
 """
 
 import math
@@ -50,7 +51,8 @@ def tpot_problem(
 ) -> Sequence[str]:
     """Reason why no number of workers meets the TPOT objective: a step of one request takes longer.
 
-    exposed_ms: time that the KV hand-off adds to each token.
+    Args:
+        exposed_ms: time that the KV hand-off adds to each token.
     """
     step_ms = roofline.step_ms(1, profile.mean_context)
     if step_ms + exposed_ms <= goals.tpot_ms:

@@ -1,4 +1,4 @@
-"""Accelerators and links with the peak figures of their data sheets. Values only.
+"""Accelerators and links with the peak figures of their data sheets, found by name or given as text.
 
 Rates are per second, for one accelerator or one node's link, in one direction. Prices are assumptions (rounded prices
 per accelerator-hour of specialised clouds in 2025): replace them by yours.

@@ -1,4 +1,4 @@
-"""Observations (input of a scaling policy) and plans (its output). Values only.
+"""Interface of scaling policies: observations (input), plans (output) and the protocol `ScalingPolicy`.
 
 Lengths are in tokens, times in seconds, latencies in milliseconds. A replica is one worker.
 """

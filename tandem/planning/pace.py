@@ -1,7 +1,9 @@
-"""Ratio of workers' real to predicted speed: two factors, learned only from windows that determine them.
+"""Factors that correct the predicted speed of workers, learned from the windows that a planner observes.
 
-Prefill is measured only while the whole pool is busy, and nothing while a replica is new: its first steps compile, load
-and fill caches, and are not representative.
+Prefill has a factor of throughput (below 1: slower than predicted), learned only while prompts wait for the whole pool,
+since idle time would look like slowness. Decode has a factor of step time (above 1: slower): measured TPOT over the
+time predicted for the present batch, which needs no queue. Neither is learned while a replica is new: its first steps
+compile, load and fill caches.
 """
 
 from dataclasses import dataclass
@@ -9,9 +11,9 @@ from dataclasses import dataclass
 from tandem.planning.observation import Observation
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork
 
-_WEIGHT = 0.3
-_SLOWEST, _FASTEST = 0.25, 2.0
-_TRUSTED = 0.2
+_WEIGHT = 0.3  # of a new measurement in a factor
+_LEAST, _MOST = 0.25, 2.0  # bounds of a measurement
+_NOISE = 0.2  # a decode factor that differs from 1 by no more is not applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class _Seen:
 
 
 class SpeedCorrection:
-    """Correction factors of speeds. `prefill`: measured over predicted prefill throughput; below 1 is slower."""
+    """Correction factors of both pools. `prefill`: measured over predicted throughput; `corrected` applies decode's."""
 
     def __init__(self, warmup_s: float) -> None:
         self._warmup_s = warmup_s
@@ -34,7 +36,7 @@ class SpeedCorrection:
         self._step = 1.0
 
     def observe(self, observation: Observation, prefill: PrefillSpeed, decode: DecodeSpeed) -> None:
-        """Learn from a window's measurements if they are representative."""
+        """Learn from a window's measurements if they are representative. `prefill`, `decode`: predicted speeds."""
         seen = _Seen(observation.prefill.num_ready, observation.decode.num_ready, observation.prefill.queued_ms)
         last, self._last = self._last, seen
         if last is None or seen.num_prefill > last.num_prefill or seen.num_decode > last.num_decode:
@@ -43,9 +45,9 @@ class SpeedCorrection:
             self._learn_prefill(observation, last, prefill)
             self._learn_decode(observation, decode)
 
-    def slowed(self, speed: DecodeSpeed) -> DecodeSpeed:
-        """Returns the decode speed corrected by the measured factor; small differences are ignored as noise."""
-        if abs(self._step - 1) <= _TRUSTED:
+    def corrected(self, speed: DecodeSpeed) -> DecodeSpeed:
+        """Returns the predicted decode speed with its times multiplied by the factor; small differences are noise."""
+        if abs(self._step - 1) <= _NOISE:
             return speed
         return DecodeSpeed(
             speed.ms_per_step * self._step,
@@ -76,4 +78,4 @@ class SpeedCorrection:
 
 
 def _mixed(old: float, new: float) -> float:
-    return (1 - _WEIGHT) * old + _WEIGHT * max(_SLOWEST, min(_FASTEST, new))
+    return (1 - _WEIGHT) * old + _WEIGHT * max(_LEAST, min(_MOST, new))

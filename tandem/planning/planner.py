@@ -21,7 +21,7 @@ _MOST_PATIENCE = 4.0  # factor of the hold time after repeated mistakes
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ReplicaNeed:
     """Replicas needed at one moment: the fewest that suffice, and the fewest that suffice with a margin."""
 
     at_s: float
@@ -34,12 +34,12 @@ class Holding:
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._needs: deque[Need] = deque()
+        self._needs: deque[ReplicaNeed] = deque()
         self._shrunk_at_s: float | None = None
         self._started_at_s: float | None = None
         self._patience = 1.0
 
-    def decide(self, need: Need, num_wanted: int, startup_s: float) -> int:
+    def decide(self, need: ReplicaNeed, num_wanted: int, startup_s: float) -> int:
         """Replicas wanted from now on."""
         hold_s = max(self._hold_s, 1.5 * startup_s) * self._patience
         self._started_at_s = need.at_s if self._started_at_s is None else self._started_at_s
@@ -95,12 +95,12 @@ class SloPlanner:
         settings = self._settings
         now_s, had = observation.now_s, (observation.prefill.num_wanted, observation.decode.num_wanted)
         num_prefill = self._prefill.decide(
-            Need(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
+            ReplicaNeed(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
             _bounded(had[0], settings.min_prefill, settings.max_prefill),
             self._startup_s(observation.prefill),
         )
         num_decode = self._decode.decide(
-            Need(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
+            ReplicaNeed(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
             _bounded(had[1], settings.min_decode, settings.max_decode),
             self._startup_s(observation.decode),
         )
@@ -139,7 +139,7 @@ class SloPlanner:
             load=self._demand.at_most(horizon_s),
             prefill=PrefillCapacity(prefill, variation, settings.share),
             decode=DecodeCapacity(
-                self._pace.slowed(decode), decoding.kv_tokens, decoding.max_running, variation, settings.share
+                self._pace.corrected(decode), decoding.kv_tokens, decoding.max_running, variation, settings.share
             ),
             pace=self._pace.prefill,
         )

@@ -1,4 +1,7 @@
-"""Settings of the planner: objectives, bounds of the pools, and the degree of caution. Values only."""
+"""Settings of the scaling policy `SloPlanner`: objectives, bounds of the pools, and the degree of caution.
+
+The planner process makes them from its flags, which are `planner_service.settings.PlannerSettings`.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,6 +1,6 @@
-"""Profile of a workload: pairs of prompt and output lengths that represent all requests. Values only.
+"""Profile of a workload: pairs of prompt and output lengths that represent all requests.
 
-Distributions are sampled with a fixed seed, so the same description gives the same plan.
+Made from a recorded trace or drawn from distributions, with a fixed seed, so the same description gives the same plan.
 """
 
 import math

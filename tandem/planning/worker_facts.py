@@ -1,4 +1,8 @@
-"""Facts on one kind of worker for reports: capacity, best-case and likely times of prompts and steps. Values only."""
+"""Computes what reports of `tandem plan` show of one kind of worker under a workload.
+
+Its capacity, the likely and the best possible time of a long prompt and of a decode step after it, and points of the
+roofline picture; all from a `Roofline`.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +25,9 @@ class WorkerFacts:
 
     Args:
         prompt_tokens: prompt length at the objective's percentile; the prompt is computed without cache.
-        swept_bytes, step_ms: bytes read and time of a decode step of one request at the end of such a prompt.
+        step_bytes, step_ms: bytes read and time of a decode step of one request at the end of such a prompt.
+        ridge: FLOP per byte above which work is compute-bound.
+        kv_tokens: tokens whose KV fits `kv_memory_bytes`.
         num_fitting: number of requests with the mean context that fit the KV memory.
         num_within_tpot: number of requests with the mean context whose step meets the TPOT objective.
     """
@@ -36,7 +42,7 @@ class WorkerFacts:
     prompt_kv_bytes: float
     prefill_floor_ms: float
     prefill_ms: float
-    swept_bytes: float
+    step_bytes: float
     step_floor_ms: float
     step_ms: float
     mean_context: float
@@ -69,7 +75,7 @@ def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFa
         prompt_kv_bytes=model.kv_bytes(prompt),
         prefill_floor_ms=floor.prefill_ms(prompt),
         prefill_ms=roofline.prefill_ms(prompt),
-        swept_bytes=roofline.step_bytes(1, prompt),
+        step_bytes=roofline.step_bytes(1, prompt),
         step_floor_ms=floor.step_ms(1, prompt),
         step_ms=roofline.step_ms(1, prompt),
         mean_context=profile.mean_context,

@@ -1,7 +1,7 @@
 """Connections of redis-py's blocking client to the simulated Redis, for code that calls it from a thread.
 
-Such code runs as a job of the simulation, where waiting advances virtual time. Faults that cut a node's connections cut
-these too.
+Such code runs as a thread job of `loop.VirtualLoop`, in one event: it never really waits, and the time that a request
+and its reply take is added to the job's virtual duration. Faults that cut a node's connections cut these too.
 """
 
 import asyncio
@@ -116,7 +116,9 @@ class _Replies(asyncio.Transport):
 
 
 class JobsBeside(Executor):
-    """Executor whose work runs as thread jobs of the calling node."""
+    """Stands in for the thread by which `locality.redis` renews the keys of long chains after a look-up: each submitted
+    call runs as a thread job of the calling node, beside it.
+    """
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

@@ -24,6 +24,7 @@ class ClientOutcome:
     """Outcome of a client's request: what it received, and when. `heard_s`: time of the last tokens.
 
     Args:
+        ask: the request.
         error: the message of a stream's error event, or of a refusal. `error_code`: its code.
         has_left: it disconnected before the end.
         is_lost: its gateway crashed.

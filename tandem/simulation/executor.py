@@ -84,9 +84,7 @@ class KnownRequests:
 
 
 class SimulatedExecutor:
-    """`Executor` of a worker with one rank.
-
-    `on_write` is called with the blocks that a step is about to write.
+    """`engine.executor.Executor` of a worker with one rank. `on_write` is called with blocks that a step will write.
 
     Args:
         cost: duration of a step.

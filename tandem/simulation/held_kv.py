@@ -15,8 +15,9 @@ _KINDS, _HEAD_BYTES = 2, 2
 class HeldKV:
     """Reads and writes one rank's heads in its pages.
 
-    pages: [num_blocks, page_bytes] uint8.
-    rank, num_ranks: the ranks divide the heads evenly.
+    Args:
+        pages: [num_blocks, page_bytes] uint8.
+        rank, num_ranks: the ranks divide the heads evenly.
     """
 
     def __init__(self, pages: torch.Tensor, block_size: int, rank: int = 0, num_ranks: int = 1) -> None:

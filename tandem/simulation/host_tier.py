@@ -31,7 +31,7 @@ class _NodeThread(ThreadPoolExecutor):
 
 
 class SimulatedCopier(HostCopier):
-    """`HostCopier` of a node."""
+    """`worker.host_tier.HostCopier` of a node."""
 
     def __init__(self, pages: HostPages, clock: Clock, post: Post, loop: VirtualLoop, node: Node) -> None:
         super().__init__(pages, clock, post)

@@ -51,7 +51,7 @@ class MetricsSession(asyncio.Protocol):
 
 
 def born_now(registry: CollectorRegistry) -> "_MetricsListener":
-    """Factory of metrics sessions for a gateway that starts now."""
+    """Factory of metrics sessions for a gateway that starts now, as its counters' creation times will say."""
     return _MetricsListener(registry, wall_s())
 
 

@@ -69,7 +69,7 @@ class SimulatedExchange:
 
 
 class SimulatedLinks:
-    """`GroupLinks` of one rank, for groups that divide heads only (no stages or contexts)."""
+    """`ranks.system.GroupLinks` of one rank, for groups that divide heads only (no stages or contexts)."""
 
     num_stages = num_contexts = num_sections = 1
 

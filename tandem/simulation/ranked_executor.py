@@ -25,9 +25,8 @@ class RankInputs:
 
 
 class SimulatedForward:
-    """Stands for the `ForwardPass` of one rank, as far as `ShardRunner` uses one.
-
-    `on_write` is called with the blocks that a step is about to write.
+    """Stands for the `ForwardPass` of one rank, as far as `engine.ranks.ShardRunner` uses one. `on_write` is called
+    with the blocks that a step is about to write.
     """
 
     def __init__(self, held: HeldKV, block_size: int, exchange: SimulatedExchange, node: Node, cost: StepCost) -> None:

@@ -38,8 +38,8 @@ OnWrite = Callable[[Sequence[int]], None]
 
 
 class SimulatedRank:
-    """Process of a rank; implements `RankProcess` for its leader. `slowness` of its node multiplies the duration of its
-    steps.
+    """Process of a rank; implements `ranks.rank_process.RankProcess` for its leader. `slowness` of its node multiplies
+    the duration of its steps.
     """
 
     def __init__(self, system: "SimulatedRankSystem", node: Node, memory: int, kv_memory: int, number: int) -> None:
@@ -160,8 +160,8 @@ class SimulatedRank:
 
 
 class SimulatedRankSystem:
-    """`RankSystem` of one leader's host. `ranks`: processes of the present epoch, by rank;
-    `started`: of all epochs.
+    """`ranks.system.RankSystem`, by which a leader starts ranks and makes the memory that they share. `ranks`:
+    processes of the present epoch, by rank; `started`: of all epochs.
 
     `is_refusing`: those that are started cannot load their part. `on_write`: as of the executor, for all ranks.
     """

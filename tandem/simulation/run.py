@@ -35,7 +35,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False, ends_early: bo
 
     Args:
         keep_trace: for `Report.lines`.
-        ends_early: with the first violation, for who asks only whether there is one; the order of events is the same.
+        ends_early: stops at the first violation; the order of events until then is the same.
     """
     was_enabled, had_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()  # NOTE: what it frees, and when, must not change the order of events

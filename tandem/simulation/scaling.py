@@ -14,7 +14,7 @@ LEASE = "tandem-planner"  # name of the Kubernetes Lease whose holder leads the 
 LEASE_S = 3.0  # after which it expires if not renewed
 INTERVAL_S = 0.5  # between two observations of a planner
 MAX_STEP = 2  # largest change of a scale at once
-REST_S = 6.0  # twice a lease: who died with it is succeeded
+REST_S = 6.0  # twice a lease: by then another planner leads if the leader has died
 SEEN_AGAIN_S = 5.0  # of a gateway that is away: an observation that was begun before may still be acted on
 
 

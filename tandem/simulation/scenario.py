@@ -85,7 +85,7 @@ class Scenario:
     Args:
         seed: from which the run's random numbers are derived too.
         routers, prefills, decodes, gateways: names of processes.
-        asks: requests, in the order of time.
+        asks: the clients' requests, in the order of time.
         conditions: of the network while no fault is on.
         num_blocks: pages of each worker's pool of KV memory.
         lease_ttl_s: time after which a lease of KV blocks that is not renewed ends.

@@ -104,7 +104,7 @@ async def bench_of(kind: str, tmp_path: Path, redis: RedisServer, **options: Any
         if "redis" in kind:
             url = redis.url if kind == "redis" else await opened.enter_async_context(simulated_redis(clock))
             store = RedisAccounts(
-                url, clock, is_own_time=True, prefix=prefix, lease_s=LEASE_S, timeout_s=5.0, **options
+                url, clock, uses_local_time=True, prefix=prefix, lease_s=LEASE_S, timeout_s=5.0, **options
             )
         else:
             path = tmp_path / "accounts.db" if kind == "file" else None
@@ -704,7 +704,7 @@ def test_many_at_once_never_take_more_than_there_is(tell: Tell) -> None:
 def test_several_gateways_share_one_redis(redis: RedisServer, tmp_path: Path) -> None:
     async def run() -> None:
         async with bench_of("redis", tmp_path, redis) as bench:
-            other = RedisAccounts(redis.url, bench.clock, is_own_time=True, prefix=bench.prefix)
+            other = RedisAccounts(redis.url, bench.clock, uses_local_time=True, prefix=bench.prefix)
             key = key_with(concurrency=3)
             await asyncio.gather(*(store.reserve(bench.charge(key)) for store in (bench.store, other, bench.store)))
             with pytest.raises(LimitExceededError):

@@ -163,7 +163,7 @@ async def bill(url: str) -> None:
 async def bill_late(url: str, key: AccountKey) -> None:
     """A request that is billed at its checkpoint once its lease is over, and whose gateway comes back after all."""
     clock = ManualClock(1000.0)
-    store = RedisAccounts(url, clock, is_own_time=True, timeout_s=PATIENT_S, lease_s=10.0)
+    store = RedisAccounts(url, clock, uses_local_time=True, timeout_s=PATIENT_S, lease_s=10.0)
     charge = Charge.of("late", key, Usage(num_input=1, num_output=1), 10)
     try:
         await store.reserve(charge)

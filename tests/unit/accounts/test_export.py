@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tandem.accounts.charge import LedgerEntry, Total
-from tandem.accounts.export import Format, entry_rows, total_rows, written
+from tandem.accounts.export import Format, entry_rows, format_rows, total_rows
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.usage import Usage
 from tandem.core.errors import InvalidRequestError
@@ -24,7 +24,7 @@ TOTALS = [
 
 
 def test_csv_is_read_back() -> None:
-    rows = list(csv.DictReader(io.StringIO(written(entry_rows(ENTRIES), Format.CSV))))
+    rows = list(csv.DictReader(io.StringIO(format_rows(entry_rows(ENTRIES), Format.CSV))))
     assert [row["request_id"] for row in rows] == ["'=1+1", "r2"]
     assert (rows[0]["tenant"], rows[0]["cost"], rows[0]["time"]) == (
         'a"b,c',
@@ -35,9 +35,9 @@ def test_csv_is_read_back() -> None:
 
 
 def test_json_is_read_back() -> None:
-    assert json.loads(written(entry_rows(ENTRIES), Format.JSON))[0]["request_id"] == "=1+1"
-    assert json.loads(written([], Format.JSON)) == []
-    assert written([], Format.CSV) == ""
+    assert json.loads(format_rows(entry_rows(ENTRIES), Format.JSON))[0]["request_id"] == "=1+1"
+    assert json.loads(format_rows([], Format.JSON)) == []
+    assert format_rows([], Format.CSV) == ""
 
 
 def test_totals_are_added_up_by_what_is_asked_for() -> None:

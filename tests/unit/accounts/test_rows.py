@@ -20,7 +20,7 @@ def test_rows_and_their_text_are_made_in_a_thread(
     by: str | None, made_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    for name in (made_by, "written"):
+    for name in (made_by, "format_rows"):
         make = getattr(rows, name)
 
         def noted(*args: Any, make: Any = make) -> Any:

@@ -185,7 +185,7 @@ def test_gateways_that_die_and_a_redis_that_is_lost(tmp_path: Path, redis: Redis
         for one in gateways[1:]:
             await one.close(told)
         # NOTE: a minute later, when leases of the dead have ended
-        later = RedisAccounts(redis.url, ManualClock(time.time() + 100), is_own_time=True, timeout_s=5.0)
+        later = RedisAccounts(redis.url, ManualClock(time.time() + 100), uses_local_time=True, timeout_s=5.0)
         await check(later, keys, told)
         assert told.refusals["AccountsUnavailableError"]
         assert gateways[0].mine
@@ -212,7 +212,7 @@ def test_requests_go_on_without_redis_where_they_may(tmp_path: Path, redis: Redi
         second.mine = first.mine
         await second.close(told)
         assert len(told.settled) == 51
-        later = RedisAccounts(redis.url, ManualClock(time.time() + 100), is_own_time=True, timeout_s=5.0)
+        later = RedisAccounts(redis.url, ManualClock(time.time() + 100), uses_local_time=True, timeout_s=5.0)
         await check(later, [key], told)
         await later.close()
 

@@ -46,7 +46,7 @@ def _stepwise(joins: list[tuple[float, SimulatedRequest]]) -> dict[str, float]:
         if not running and waiting[0][0] > now_s:
             now_s = waiting[0][0]
         while waiting and waiting[0][0] <= now_s:
-            asked = waiting.pop(0)[1].asked
+            asked = waiting.pop(0)[1].recorded
             number = str(len(ends_s) + len(running))
             running.append(_Running(number, asked.num_prompt_tokens + 1, asked.num_output_tokens - 1))
         step_ms = SPEED.decode.step_ms(len(running), sum(each.context for each in running))

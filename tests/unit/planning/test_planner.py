@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ConfigurationError
 from tandem.planning.observation import Plan
-from tandem.planning.planner import Holding, Need, SloPlanner
+from tandem.planning.planner import Holding, ReplicaNeed, SloPlanner
 from tandem.planning.planner_settings import PlannerConfig
 from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool, traffic
 
@@ -107,10 +107,10 @@ def test_a_regretted_shrinking_is_not_soon_repeated() -> None:
 
 def test_between_need_and_comfort_nothing_changes() -> None:
     holding = Holding(30.0)
-    sizes = [holding.decide(Need(10.0 * number, 3, 5), 4, 0.0) for number in range(10)]
+    sizes = [holding.decide(ReplicaNeed(10.0 * number, 3, 5), 4, 0.0) for number in range(10)]
     assert sizes == [4] * 10
-    assert holding.decide(Need(100.0, 5, 6), 4, 0.0) == 5
-    assert [holding.decide(Need(110.0 + 10 * number, 2, 3), 5, 0.0) for number in range(4)] == [5, 5, 5, 3]
+    assert holding.decide(ReplicaNeed(100.0, 5, 6), 4, 0.0) == 5
+    assert [holding.decide(ReplicaNeed(110.0 + 10 * number, 2, 3), 5, 0.0) for number in range(4)] == [5, 5, 5, 3]
 
 
 def test_no_traffic_keeps_the_minimum() -> None:

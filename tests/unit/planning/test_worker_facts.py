@@ -16,7 +16,7 @@ def test_the_published_example_is_what_a_report_shows() -> None:
     assert facts.prompt_tokens == 40_000
     assert facts.prompt_kv_bytes == pytest.approx(6e9, rel=0.02)
     assert facts.prefill_floor_ms == pytest.approx(1040, rel=0.005)
-    assert facts.swept_bytes == pytest.approx(22e9, rel=0.02)
+    assert facts.step_bytes == pytest.approx(22e9, rel=0.02)
     assert facts.step_floor_ms == pytest.approx(6.6, rel=0.02)
     assert facts.tokens_per_s == pytest.approx(150, rel=0.02)
     assert facts.prefill_ms > facts.prefill_floor_ms
