@@ -136,21 +136,34 @@ _KINDS = (
     "jamba",
     "mamba2",
 )
+_FAMILIES = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 _LIKE_KINDS = ("deepseek_v2", "glm4_moe_lite", "lfm2", "mistral4", "nemotron_latent", "qwen3_5", "qwen3_5_moe")
 """Families with kinds of state that those in `_KINDS` have too."""
-OTHER_SETUPS = {
-    f"1p1d-{transport}-{family}": Setup(family, 1, 1, transport)
-    for transport, families in {
-        "nixl": ("gemma4_moe", "granite", "jamba", "olmo2", "phi3", "glm_moe_dsa", "kimi_linear", "mamba2"),
-        "tcp": ("qwen2_moe", "ministral3", "olmo3", "smollm3", *_KINDS[:-1]),
-    }.items()
-    for family in (*families, *_LIKE_KINDS)
-} | {
-    f"2p2d-{transport}-{family}": Setup(family, 2, 2, transport, router_flags=_RANDOM)
-    for transport in ("nixl", "tcp")
-    for family in (*_KINDS, *_LIKE_KINDS)
-}
-"""Of families whose parts others have too, and each kind of state over both networks: the random mix is tested."""
+OTHER_SETUPS = (
+    {
+        f"1p1d-{transport}-{family}": Setup(family, 1, 1, transport)
+        for transport, families in {
+            "nixl": ("gemma4_moe", "granite", "jamba", "olmo2", "phi3", "glm_moe_dsa", "kimi_linear", "mamba2"),
+            "tcp": ("qwen2_moe", "ministral3", "olmo3", "smollm3", *_KINDS[:-1]),
+        }.items()
+        for family in (*families, *_LIKE_KINDS)
+    }
+    | {
+        f"2p2d-{transport}-{family}": Setup(family, 2, 2, transport, router_flags=_RANDOM)
+        for transport in ("nixl", "tcp")
+        for family in (*_KINDS, *_LIKE_KINDS)
+    }
+    | {
+        f"{number}p{number}d-tcp-{family}-speculating": Setup(
+            family, number, number, "tcp", router_flags=_RANDOM, worker_flags=SPECULATE
+        )
+        for number in (1, 2)
+        for family in sorted(_FAMILIES)
+    }
+)
+"""Of families whose parts others have too, and each kind of state over both networks: the random mix is tested. Of all
+families with drafts from the text.
+"""
 RECURRENCES = ("mamba2",)
 """Families that keep one state a request and nothing a token."""
 # NOTE: what is expected of them is compared with `NaiveModel`, in `tests/golden/test_block_sparse.py`
@@ -201,7 +214,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            builders = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS | HEAD_BUILDERS | BLOCK_BUILDERS
+            builders = _FAMILIES | HEAD_BUILDERS
             builders[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
