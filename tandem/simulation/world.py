@@ -308,11 +308,15 @@ class World:
         self._check_leases()
 
     def _check_leases(self) -> None:
-        """Check that no worker without faults keeps a lease long after its end."""
+        """Check that no worker that has had no fault for a while keeps a lease that ended before that."""
         now_s = self.loop.time()
         for name, simulated in self.workers.items():
             end_s = simulated.worker.core.leases.first_end_s
-            if end_s + EPSILON_S < now_s and name not in self._overdue and self.was_well(name, end_s, now_s):
+            if (
+                end_s + EPSILON_S < now_s
+                and name not in self._overdue
+                and self.was_well(name, now_s - EPSILON_S, now_s)
+            ):
                 self._overdue.add(name)
                 self.violate(f"{name} keeps a lease {now_s - end_s:.1f} s after its end")
 
