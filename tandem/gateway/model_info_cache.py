@@ -64,10 +64,10 @@ class ModelInfoCache:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_s):
                     await self._is_known.wait()
-            if self._info is None:
+            if (info := self.known) is None:
                 message = f"{error}; the request has waited {self._wait_s:g} s"
                 raise UnavailableError(message, error.retry_after_s) from error
-            return self._info
+            return info
 
     async def fetch(self) -> ModelInfo:
         """Asks the routers for a new description.
