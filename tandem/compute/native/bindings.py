@@ -101,11 +101,8 @@ class NativeKernels(NativeCodedProducts):
         assert out.dtype in (x.dtype, torch.float32)
         assert bias is None or (bias.dtype == x.dtype and bias.shape == (n,) and bias.is_contiguous())
         self._linear(
-            DTYPE_CODES[x.dtype],
-            DTYPE_CODES[out.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            weight.data_ptr(),
+            *(DTYPE_CODES[x.dtype], DTYPE_CODES[out.dtype]),
+            *(x.data_ptr(), x.stride(0), weight.data_ptr()),
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             out.stride(0),
@@ -125,10 +122,8 @@ class NativeKernels(NativeCodedProducts):
         assert weight.dtype == x.dtype
         assert weight.is_contiguous()
         assert x.stride(2) == 1
-        strides = x.stride(0), x.stride(1)
-        pointers = weight.data_ptr(), out.data_ptr()
-        sizes = heads * n, m, heads, n, k, order, torch.get_num_threads()
-        self._linear_by_head(DTYPE_CODES[x.dtype], x.data_ptr(), *strides, *pointers, *sizes)
+        where = x.data_ptr(), *x.stride()[:2], weight.data_ptr(), out.data_ptr(), heads * n
+        self._linear_by_head(DTYPE_CODES[x.dtype], *where, m, heads, n, k, order, torch.get_num_threads())
         return out
 
     def gated_linear(

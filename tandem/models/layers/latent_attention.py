@@ -10,9 +10,9 @@ from tandem.architecture.mixers import LatentAttentionSpec
 from tandem.compute.attention import AttentionParams, LatentBackend
 from tandem.compute.layer_states import LayerLatents
 from tandem.compute.ops import Kernels
-from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear
+from tandem.compute.weights.by_head import LinearByHead
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
@@ -37,7 +37,7 @@ class LatentAttention:
         self._kv_a = parameters.linear(spec.kv_a)
         self._kv_norm = Norm.take(spec.kv_norm, parameters, kernels)
         key_map, value_map = _split(parameters.linear(spec.kv_b), spec, self._kv_norm.weight)
-        self._key_map, self._value_map = _ByHead(key_map, kernels), _ByHead(value_map, kernels)
+        self._key_map, self._value_map = LinearByHead(key_map, kernels), LinearByHead(value_map, kernels)
         self._o = parameters.linear(spec.o)
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
@@ -102,21 +102,6 @@ class LatentAttention:
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in new memory."""
         return rotated_half_split(x, positions, self._rotary, self._kernels, is_interleaved=self._spec.is_interleaved)
-
-
-class _ByHead:
-    """A linear map of each head: `weight` [heads, out, in], packed if the kernels can."""
-
-    def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._order = Order.ROWS
-        if kernels.can_pack(tuple(weight.shape[1:]), weight.dtype):
-            weight, self._order = torch.stack([kernels.pack(matrix) for matrix in weight]), Order.STRIPS
-        self._weight = weight
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, heads, in] to [num_tokens, heads, out]."""
-        return self._kernels.linear_by_head(x, self._weight, order=self._order)
 
 
 def rotated_half_split(
