@@ -7,22 +7,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tandem.compute.native.build import default_cache_dir
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.core.errors import CheckpointError
 from tandem.core.sampling_params import SamplingParams
+from tandem.models.default_model import fetch_default_model
+from tandem.models.gguf.convert import converted
 from tandem.quantize.coded_layer import from_stored
 from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.source import SourceModel
+from tandem.text.tokenizer import Tokenizer
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import load_reference
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_5_moe, save_tiny_qwen3_next
 from tests.helpers.engines import serve_alone
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2_moe, save_tiny_nemotron_latent
+from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.quantizing import quantize_tiny, random_tokens
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 pytest.importorskip("compressed_tensors", reason="compressed_tensors, whose decoding is compared, is not installed")
 
 NUM_TOKENS = 24
+TEXTS = ("The capital of France is", "def fibonacci(n):", "Water boils at a temperature of")
 FORMATS: tuple[FormatName, ...] = ("int8", "int4", "fp8", "mxfp4", "nvfp4")
 BUILDERS = {"llama": checkpoints.save_tiny_llama, "qwen2": checkpoints.save_tiny_qwen2}
 
@@ -67,6 +74,34 @@ def test_transformers_answers_as_we_do(name: FormatName, tmp_path: Path) -> None
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     ours = serve_alone(tmp_path / "out", {"r": prompt[0].tolist()}, {"r": params}, dtype="float32")["r"]
     assert ours == theirs[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_transformers_answers_as_we_do_with_real_weights(tmp_path: Path) -> None:
+    """SmolLM2 in int4 by GPTQ. NOTE: from its numbers in float32, as above."""
+    try:
+        file = fetch_default_model(default_cache_dir() / "models")
+    except CheckpointError as error:
+        pytest.skip(str(error))
+    source = converted(file, tmp_path / "float32", decoded_to="float32")
+    quantize_tiny(source, tmp_path / "out", Recipe("int4", "gptq", group_size=64))
+    reference: Any = load_reference(tmp_path / "out", dtype=torch.float32)
+    tokenizer, params = Tokenizer.load(source), SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    prompts = {text: tokenizer.encode(text) for text in TEXTS}
+    load_or_skip()
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_bytes": 1 << 26, "native_kernels": True}
+    ours = serve_alone(tmp_path / "out", prompts, dict.fromkeys(prompts, params), **options, attention_backend="auto")
+    for text, prompt in prompts.items():
+        theirs = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=-1,
+        )
+        assert ours[text] == theirs[0, len(prompt) :].tolist(), text
 
 
 @pytest.mark.parametrize(
