@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.architecture.cost import Products
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
 from tandem.architecture.tensors import TensorSpec
@@ -105,6 +106,9 @@ class RoundedFormat:
 
     def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
+
+    def products(self, weight: TensorSpec) -> Products:
+        return Products.INT8
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from tandem.architecture.cost import Products
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
@@ -111,6 +112,9 @@ class ToyFormat:
 
     def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.checkpoint_tensors(weight)
+
+    def products(self, weight: TensorSpec) -> Products:
+        return Products.INT8
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)

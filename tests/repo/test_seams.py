@@ -35,7 +35,7 @@ SCOPE_READERS = {
 FORMAT_NAMES = {"MatrixWeight", "DenseFormat", "PackedDense", "Order", "STRIPS"}
 # What others take of the weights' room: the seam of any format, and the table that chooses.
 WEIGHT_SEAM = {
-    f"tandem.compute.weights.{module}" for module in ("base", "formats", "shards", "row_rounding")
+    f"tandem.compute.weights.{module}" for module in ("base", "by_head", "formats", "shards", "row_rounding")
 }  # of any format
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.architecture.cost import Products
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts, ExpertWeights, Numbers
@@ -195,6 +196,10 @@ class WeightFormat(Protocol):
 
     def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """Specs of the tensors that a loaded weight has in memory, to count their bytes."""
+        ...
+
+    def products(self, weight: TensorSpec) -> Products:
+        """Arithmetic of the products with a loaded weight."""
         ...
 
     def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from tandem.architecture.cost import Products
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CODE_DTYPES, SUPER_DTYPE, TABLE_SIZE, CodedMatrix, CodeKind
@@ -22,6 +23,11 @@ from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
 from tandem.core.errors import UnsupportedCheckpointError
 
 _ALIGNMENT = 64  # bytes of a cache line
+_PRODUCTS = {
+    CodeKind.TABLE4: Products.FOUR_BITS,
+    CodeKind.INT8: Products.INT8,
+    CodeKind.E4M3: Products.FP8,
+}
 _PIECE_BYTES = 1 << 20  # of a weight that are read and packed at a time
 _PIECE_ROWS = 128  # pieces have multiples of so many rows, which no format needs to divide
 _OF_ALL_ROWS = ("table", "permutation")
@@ -108,6 +114,7 @@ class CodedWeight:
     """Implements `Weight` with a quantised matrix."""
 
     is_packed: ClassVar[bool] = True  # where the kernels can
+    products: ClassVar[Products | None] = None  # None = those of the codes decoded in registers
 
     coded: CodedMatrix
     kernels: Kernels
@@ -193,6 +200,9 @@ class CodedFormat:
 
     def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.packed.stored(weight)
+
+    def products(self, weight: TensorSpec) -> Products:
+        return self.product.products or _PRODUCTS[self.coding.layout(weight).kind]
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.packed.pieces(weight)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.architecture.cost import Products
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts, Kernels, Matrix
@@ -86,6 +87,9 @@ class DenseFormat:
 
     def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
+
+    def products(self, weight: TensorSpec) -> Products:
+        return Products.FLOATS
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """NOTE: the whole weight, since floats stay in the mapped file."""

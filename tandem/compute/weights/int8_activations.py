@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 import torch
 from torch.nn import functional
 
+from tandem.architecture.cost import Products
 from tandem.compute.codes import CodeKind
 from tandem.compute.order import Order
 from tandem.compute.weights.coded import CodedWeight
@@ -25,6 +26,7 @@ class Int8Product(CodedWeight):
     """Implements `base.Weight` for int8 codes with one scale per output, or one for all."""
 
     is_packed: ClassVar[bool] = False
+    products: ClassVar[Products | None] = Products.INT8_BY_INT8
 
     def __post_init__(self) -> None:
         coded = self.coded
