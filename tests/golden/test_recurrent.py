@@ -14,6 +14,7 @@ from tandem.compute.attention import Backends
 from tandem.compute.latents import LatentsAsKV
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.recurrent import NativeRecurrentBackend
+from tandem.compute.ops import Kernels
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
@@ -58,7 +59,8 @@ KERNELS = ["torch", "native"]
 
 def begin(path: Path, computed_by: str, num_tokens: int) -> Callable[[], Stepper]:
     """Steppers of one model with nothing computed yet."""
-    kernels, backends = TorchKernels(), REFERENCE
+    kernels: Kernels = TorchKernels()
+    backends = REFERENCE
     if computed_by == "native":
         native: Backends = {
             KVSpec: NativeBackend(CPU),

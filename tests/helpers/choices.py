@@ -118,7 +118,7 @@ def recorded_entries(patch: pytest.MonkeyPatch) -> Iterator[Record]:
     def attend(
         self: EntryAttention, queries: Any, states: Any, batches: Any, backends: tuple[Any, ...], choices: Choices
     ) -> torch.Tensor:
-        noting = _NotingChoices(backends[1], self.name, record)
+        noting: Any = _NotingChoices(backends[1], self.name, record)
         return plain(self, queries, states, batches, (backends[0], noting, *backends[2:]), choices)
 
     with patch.context() as patched:

@@ -438,11 +438,16 @@ def test_a_million_tokens_of_latents_of_fewer_bits_that_are_chosen_from(
     """Qwen3-8B's 36 layers keep 147 GB; latents of an eighth of the numbers 18, of 4 bits 4.6, of which a token reads a
     tenth: the keys of eight indexers, each of which chooses for five layers, and 2,048 latents a layer.
     """
-    latent = {"num_hidden_layers": 36, "kv_lora_rank": 192, "qk_rope_head_dim": 64, "max_position_embeddings": 1 << 20}
+    latent: dict[str, Any] = {
+        "num_hidden_layers": 36,
+        "kv_lora_rank": 192,
+        "qk_rope_head_dim": 64,
+        "max_position_embeddings": 1 << 20,
+    }
     shared = {"indexer_types": ["shared" if layer % 5 else "full" for layer in range(36)]}
     configs = {
-        "latents": ONE_OF_EACH["DeepseekV3ForCausalLM"] | latent,
-        "chosen": ONE_OF_EACH["GlmMoeDsaForCausalLM"] | latent | shared,
+        "latents": {**ONE_OF_EACH["DeepseekV3ForCausalLM"], **latent},
+        "chosen": {**ONE_OF_EACH["GlmMoeDsaForCausalLM"], **latent, **shared},
     }
     for name, config in configs.items():
         (tmp_path / name).mkdir()
