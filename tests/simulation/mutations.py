@@ -633,7 +633,7 @@ _SILENT = "it makes a failover late; a scenario written by hand finds it (`test_
 MUTATIONS = [
     Mutation("bytes are used without asking whether the lease held", never_confirmed, unfound=_TOO_LATE),
     Mutation("the lease is confirmed before the read", confirmed_before_the_read, unfound=_BETWEEN),
-    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=23),
+    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=27),
     Mutation("leased blocks are not held", _leased_blocks_not_held, seed=2),
     Mutation("a transfer hold ends with the request", _transfer_holds_end_with_the_request, seed=1),
     Mutation("leases do not expire", _leases_do_not_expire, seed=31),
@@ -697,7 +697,7 @@ MUTATIONS = [
     ),
     Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=29),
     Mutation("ranks of a former epoch are left to themselves", _former_ranks_are_left, seed=79),
-    Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=29),
+    Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=39),
     Mutation("nobody hears that ranks were lost", nobody_hears_of_lost_ranks, unfound=_AT_A_LOSS),
     Mutation(
         "waiting requests do not hear that ranks were lost",
