@@ -15,23 +15,15 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import TensorSpec, num_matrix_elements
-from tandem.compute.codes import CodeKind
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.compute.weights.base import StoredTensors, WeightFormat
-from tandem.compute.weights.coded import CodedFormat
-from tandem.compute.weights.formats import read_formats
-from tandem.compute.weights.int8_activations import Int8Product
+from tandem.compute.weights.base import StoredTensors
+from tandem.compute.weights.formats import products_with, read_formats
 from tandem.core.errors import CheckpointError
 from tandem.models.checkpoint import open_checkpoint
 from tandem.models.load_plan import LoadingPlan, num_bytes_of
 from tandem.models.weights import stored_names, stored_tensors
 
 _DTYPE = "bfloat16"  # of what is not quantised
-_PRODUCTS: Mapping[CodeKind, Products] = {
-    CodeKind.TABLE4: Products.FOUR_BITS,
-    CodeKind.INT8: Products.INT8,
-    CodeKind.E4M3: Products.FP8,
-}
 
 
 def quantised_cost(cost: ModelCost, fields: Fields, directory: Path | None) -> ModelCost:
@@ -99,13 +91,5 @@ def _shares(plan: LoadingPlan) -> tuple[WeightShare, ...]:
     """Kinds of products of all linear maps, with their shares of the weights; the largest is the first."""
     found: Counter[Products] = Counter()
     for weight, weight_format in plan.weights:
-        found[_products(weight, weight_format)] += weight.size
+        found[products_with(weight, weight_format)] += weight.size
     return tuple(WeightShare(kind, size / found.total()) for kind, size in found.most_common())
-
-
-def _products(weight: TensorSpec, weight_format: WeightFormat) -> Products:
-    if not isinstance(weight_format, CodedFormat):
-        return Products.FLOATS
-    if weight_format.product is Int8Product:
-        return Products.INT8_BY_INT8
-    return _PRODUCTS[weight_format.coding.layout(weight).kind]
