@@ -1,8 +1,12 @@
-"""Matching of a checkpoint's tensors to those that a model needs (all present, of the right shape, none left over), and
-their loading.
+"""Matching of a checkpoint's tensors to those that a model needs, and their loading.
 
-A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces, so
-that loading never holds much more than the parameters themselves.
+A `Source` is a tensor of the checkpoint or a part of one: some rows, one expert of a stack. A weight, the matrix of one
+linear map, is made of one tensor or, if it is quantised, of several (codes, scales); its `WeightFormat` decides of
+which, and this module knows no format. A tensor that is missing, has another shape, or belongs to the model's modules
+but has no use is refused; those of other modules, such as an image encoder, are passed over.
+
+A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in parts of a
+few MB, so that loading never holds much more than the parameters themselves.
 """
 
 from collections import Counter
@@ -65,7 +69,7 @@ def _other_modules(checkpoint: Checkpoint, stored: Mapping[str, str]) -> set[str
 def match_plan(
     checkpoint: Checkpoint, plan: LoadingPlan, formats: Sequence[WeightFormat], stored: Mapping[str, str]
 ) -> Sources:
-    """Finds the sources of all tensors of a plan.
+    """Finds the sources of all tensors of a plan, as `match_parameters` does of the plan that it makes.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
@@ -82,7 +86,8 @@ def match_plan(
 
 
 def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
-    """Maps the names of tensors in specs to those in the checkpoint.
+    """Maps the names of tensors in specs to those in the checkpoint. `parameter_name`: turns the checkpoint's into the
+    specs'; None = a tensor of no use.
 
     Raises:
         CorruptCheckpointError: two tensors of the checkpoint map to one name.
@@ -255,7 +260,8 @@ def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, devi
 def load_pieces(
     checkpoint: Checkpoint, weight: TensorSpec, weight_format: WeightFormat, sources: Sources, load: TensorLoader
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Tensors of one weight, by name, piece by piece; each piece should be dropped before the next is taken.
+    """Tensors of one weight, by name, for one piece of its rows after another (`WeightFormat.pieces`); each piece
+    should be dropped before the next is taken.
 
     `load`: loads one tensor, given its spec and source.
     """
@@ -280,7 +286,9 @@ def load_parameters(
     device: torch.device,
     packed: Mapping[str, Weight] | None = None,
 ) -> Parameters:
-    """Loads everything in a plan, for a model of `dtype`. `packed`: weights that are already in memory."""
+    """Loads everything in a plan, for a model of `dtype`. `packed`: weights that were loaded from a packed file before;
+    they are used as they are.
+    """
     kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
 
     def load(tensor: TensorSpec, source: Source) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Node: one simulated process, whose tasks run in its context with clocks and random bytes of its own.
+"""Node: one simulated process, whose tasks run in its context with random bytes of its own and the simulation's time.
 
-Invariant: all code in a node's context belongs to the node; a dead node never runs again, a paused one not until it
-resumes. Time is the loop's.
+Its wall clock may be set off from that time; its other clocks are not. Invariant: all code in a node's context belongs
+to the node; a dead node never runs again, a paused one not until it resumes. Faults (`simulation.faults`) set these
+states here, and the event loop (`simulation.loop`) obeys them.
 """
 
 import asyncio
@@ -28,9 +29,10 @@ class Node:
         now_s: the loop's time.
         source: of its random bytes.
 
-    `spoken`: protocols that it speaks. `is_previous_release`: it runs the previous release.
+    `spoken`: versions of the protocol that it speaks. `is_previous_release`: it runs the previous release.
 
-    `ready` holds callbacks that may run; `tasks` its unfinished tasks. `slowness` multiplies the duration of its work.
+    `ready` holds callbacks that the loop may run; `tasks` its unfinished tasks. `slowness` multiplies the duration of
+    its steps, copies and jobs.
     """
 
     def __init__(self, name: str, now_s: Callable[[], float], source: random.Random) -> None:
@@ -58,7 +60,7 @@ class Node:
         return self.random.randbytes(num_bytes)
 
     def cpu_s(self) -> float:
-        """NOTE: all nodes are one process of the real machine, whose CPU time would differ from run to run."""
+        """Returns 0. NOTE: all nodes are one process of the real machine, whose time would differ from run to run."""
         return 0.0
 
     def resident_bytes(self) -> int:

@@ -1,4 +1,6 @@
-"""The engine of one worker and the objects that its parts share. Holds no state of its own."""
+"""Dependencies that the parts of one worker (its RPC service, hand-offs, fetches, reports) share: the engine, leases on
+its blocks, transports and more. Holds no state of its own.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,17 +23,20 @@ from tandem.worker.transports import Transports
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCore:
-    """Engine of one worker, and the objects that its parts share.
+    """Objects that the parts of one worker share.
 
     Args:
-        me: this incarnation (run of the worker's process); its address is the one that peers call.
+        me: id, address and incarnation (run of the worker's process) of this worker, as peers know it.
         epoch: number that grows with every incarnation.
-        compatibility: properties that must be equal at a peer, by name.
-        ranked: where this worker's ranks keep their parts of a block.
-        block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
-            includes the null block.
-        num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single
-            one.
+        leases: what peers hold of this worker's blocks.
+        site: host, user and device, from which a transport to a peer is chosen.
+        compatibility: properties that must be equal at a peer, by name; sent in `greeting`, and compared by each side.
+        ranked: layout of a block's parts at this worker's ranks.
+        block_size: tokens of a block of the KV pool.
+        block_bytes: bytes of a block at all ranks together.
+        num_blocks: blocks of the pool, which each rank has, with block 0 that is never given out.
+        num_ranks: processes among which the model is divided.
+        ranks: tells how these are now; returns None where there is only one process.
         host: copies pinned blocks to and from the host tier; None = there is none.
         credentials: of this incarnation, for calls to peers.
         draft_states: moves states of the drafter to and from peers; None = it has none that could be moved.

@@ -1,4 +1,6 @@
-"""Table of tensors and reader of sizes for GGUF architectures with Mamba-2 mixers."""
+"""Mamba-2 mixers in GGUF files: which tensor of a Hugging Face checkpoint each of their tensors becomes
+(`TargetTensor`), and their sizes, read from the file's metadata. Used by the architectures' modules beside this one.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +8,7 @@ from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import TargetTensor, channelwise, flat, log_of_negated
 from tandem.models.gguf.file import GgufFile
 
-_MAX_SIZE = 1 << 12  # largest accepted in a file
+_MAX_SIZE = 1 << 12  # largest number of heads, of groups, or of a state's columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,9 @@ class StateSpace:
 
 
 def state_space(prefix: str) -> dict[str, TargetTensor]:
-    """Targets of a mixer's tensors, whose names in a checkpoint begin with `prefix`."""
+    """By the name of a mixer's tensor in the GGUF file, the tensor of a checkpoint that it becomes, whose name begins
+    with `prefix`.
+    """
     return {
         "ssm_in": TargetTensor(f"{prefix}.in_proj"),
         "ssm_conv1d.weight": TargetTensor(f"{prefix}.conv1d.weight", change=channelwise),
@@ -40,7 +44,9 @@ def state_space(prefix: str) -> dict[str, TargetTensor]:
 
 
 def read_state_space(file: GgufFile, fields: Fields) -> StateSpace:
-    """Sizes of the mixers, the same in all layers."""
+    """Sizes of the mixers, which GGUF gives once for all layers. `fields`: the file's metadata; `file`: tells whether
+    there is a bias.
+    """
     heads, inner = fields.count("ssm.time_step_rank", high=_MAX_SIZE), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
