@@ -1,8 +1,11 @@
-"""Locality index inside one process, used without Redis and in the simulator.
+"""Locality index, of which workers hold which KV blocks by hash, inside one process: used without Redis and in the
+simulator. `locality.base` describes its methods.
 
-A worker's entries carry its slot, a number that is never used twice. A new epoch or snapshot takes a new slot, which
-makes all entries with the former one invisible at once; they are pruned when their block is next written or asked for,
-or dropped with their generation. Every method takes one lock; snapshots take it for short intervals.
+A worker's entries carry its slot, a number that is never used twice. A new epoch (run of the worker's process) or
+snapshot takes a new slot, which makes all entries with the former one invisible at once; they are pruned when their
+block is next written or asked for. Memory is bounded by two generations of blocks (`holders`): when the recent one is
+full it becomes the previous one, whose entries are dropped, but for those asked for since. Every method takes one lock;
+snapshots take it for short intervals.
 """
 
 import itertools

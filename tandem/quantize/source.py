@@ -1,4 +1,6 @@
-"""Unquantised checkpoint as the source of a quantisation: its specs, and its tensors one layer at a time in float32."""
+"""Unquantised checkpoint as the source of a quantisation: its specs, its tensors as stored or one layer at a time in
+float32, and the names and rows that its parameters have in the quantised checkpoint.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,11 +29,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class SourceModel:
-    """An unquantised checkpoint. `config`: content of `config.json`. `sources`: for each parameter of the specs, the
-    part of a stored tensor that contains it. `fingerprint`: of weights and configuration, see
-    `tandem.models.fingerprint`.
+    """An unquantised checkpoint.
 
-    `fingerprint`: of weights and configuration, see `tandem.models.fingerprint`.
+    Args:
+        config: content of `config.json`.
+        sources: for each parameter of the specs, the part of a stored tensor that is this parameter.
+        fingerprint: of weights and configuration, see `tandem.models.fingerprint`.
     """
 
     directory: Path
@@ -79,7 +82,9 @@ class SourceModel:
         return {tensor.name: self.load(tensor.name) for tensor in dict.fromkeys(self.spec.layers[index].tensors())}
 
     def own_tensors(self, index: int) -> list[TensorSpec]:
-        """Parameters of a layer whose stored tensors no other layer shares, except lookup tables."""
+        """Parameters of a layer that are written with it: those whose stored tensor no other layer shares, but for
+        tables of per-layer embeddings.
+        """
         users = self._users()
         return [
             tensor
@@ -108,7 +113,8 @@ class SourceModel:
 
     def written_name(self, name: str) -> str:
         """Name in the quantised checkpoint of the tensor that contains the parameter `name`. It is the stored name,
-        except that items of stacks become separate tensors, since compressed-tensors quantises no stacks.
+        except that the experts of a stacked tensor become separate tensors, since compressed-tensors quantises no
+        stacks.
         """
         source, spec = self.sources[name], self._specs[name].source
         if source.index is None or spec is None:
