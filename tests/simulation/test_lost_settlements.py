@@ -16,7 +16,7 @@ from tests.simulation.mutations import lost_settlements_are_not_told_again
 from tests.simulation.test_killed_gateway import BEGINS_S, STREAM
 from tests.simulation.test_killed_gateway import SCENARIO as WITH_CRASH
 
-ENDS_S = BEGINS_S + 0.8
+ENDS_S = BEGINS_S + 0.85
 LAG_S = 0.8
 
 

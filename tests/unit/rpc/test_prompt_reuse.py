@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.errors import InvalidRequestError, UnavailableError, UnknownPromptError
+from tandem.core.errors import InvalidRequestError, UnavailableError, UnknownPromptError, WorkerStoppedError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.client import RouterClient, WorkerClient
@@ -201,7 +201,10 @@ def test_workers_and_routers_get_whole_prompts(is_shared: bool) -> None:
             assert [update async for update in client.serve(generate_call(prompt=prompt))]
         await servers[0].stop()
         servers.append(await serve_worker(worker, servers[0].address, AS_WORKER, is_shared=is_shared))
-        assert [update async for update in client.serve(generate_call(prompt=LONG))]
+        with suppress(WorkerStoppedError):  # NOTE: the end of the shared call may be noticed by the next request only
+            assert [update async for update in client.serve(generate_call(prompt=LONG))]
+        if len(worker.calls) == len(prompts):
+            assert [update async for update in client.serve(generate_call(prompt=LONG))]
         assert [call[1].prompt_token_ids for call in worker.calls] == [*prompts, LONG]
         assert all(call[1].told is None for call in worker.calls)
         servers.append(await serve_router(router, ANY_PORT, AS_ROUTER))
