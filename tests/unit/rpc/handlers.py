@@ -3,8 +3,10 @@
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from tandem.core.errors import WorkerStoppedError
 from tandem.core.events import BlockEvent
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
@@ -48,6 +50,7 @@ STATE = WorkerState(
     num_total_blocks=4,
     num_free_blocks=4,
 )
+T = TypeVar("T")
 STATUS = WorkerStatus(worker=HERE, pid=1, epoch=2, lifecycle="ready", state=STATE, model=MODEL)
 LEASE = LeaseUpdate(lease_id="l", num_tokens=3, groups=(), is_last=True, ttl_s=1.0)
 PROMPT = array("I", (1, 2))
@@ -168,6 +171,15 @@ class Router:
     async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
         self.calls.append((worker_id, epoch, hashes, sequence))
         return PublishResult.STALE
+
+
+async def after_restart(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer of a process that was stopped and started again at its address. On a busy machine a first request
+    still meets the end of the former connection.
+    """
+    while True:
+        with suppress(WorkerStoppedError):
+            return await ask()
 
 
 def run(check: Callable[[], Awaitable[None]]) -> None:

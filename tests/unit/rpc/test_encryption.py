@@ -17,7 +17,7 @@ from tandem.tls.authority import Authority
 from tandem.tls.files import CA, Material, TlsFiles
 from tests.helpers.secret import AS_GATEWAY, AS_WORKER, SECRET
 from tests.helpers.wire_tap import tapping
-from tests.unit.rpc.handlers import STATUS, Router, Worker, generate_call
+from tests.unit.rpc.handlers import STATUS, Router, Worker, after_restart, generate_call
 
 ANY_PORT = "127.0.0.1:0"
 DEPLOYMENT = "chat.default"
@@ -287,7 +287,7 @@ def test_an_authority_is_replaced_while_calls_run(place: Place) -> None:
         await long_stream.aclose()
         await server.stop()
         server = await serve_worker(Worker(), server.address, fleet.as_worker)
-        assert await client.status() == STATUS
+        assert await after_restart(client.status) == STATUS
         former = replace(former, tls=_FilesThatStay(former.tls, new.certificate))
         with pytest.raises(WorkerLostError, match=r"may not accept this process's certificate"):
             await ask_status(server.address, former)

@@ -2,22 +2,23 @@
 
 import random
 from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandem.core.errors import InvalidRequestError, UnavailableError, UnknownPromptError, WorkerStoppedError
+from tandem.core.errors import InvalidRequestError, UnavailableError, UnknownPromptError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.client import RouterClient, WorkerClient
-from tandem.rpc.messages import PairCall, PairingAnswer, PrefillCall
+from tandem.rpc.messages import GenerateUpdate, PairCall, PairingAnswer, PrefillCall
 from tandem.rpc.prompt_messages import NamedPrompt
 from tandem.rpc.prompt_reuse import MIN_TOKENS, PromptSender, RememberedPrompts, ReusablePrompts
 from tandem.rpc.server import serve_router, serve_worker
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
-from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
+from tests.unit.rpc.handlers import HERE, Router, Worker, after_restart, generate_call, run
 
 ANY_PORT = "127.0.0.1:0"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=1)
@@ -201,10 +202,11 @@ def test_workers_and_routers_get_whole_prompts(is_shared: bool) -> None:
             assert [update async for update in client.serve(generate_call(prompt=prompt))]
         await servers[0].stop()
         servers.append(await serve_worker(worker, servers[0].address, AS_WORKER, is_shared=is_shared))
-        with suppress(WorkerStoppedError):  # NOTE: the end of the shared call may be noticed by the next request only
-            assert [update async for update in client.serve(generate_call(prompt=LONG))]
-        if len(worker.calls) == len(prompts):
-            assert [update async for update in client.serve(generate_call(prompt=LONG))]
+
+        async def updates() -> Sequence[GenerateUpdate]:
+            return [update async for update in client.serve(generate_call(prompt=LONG))]
+
+        assert await after_restart(updates)
         assert [call[1].prompt_token_ids for call in worker.calls] == [*prompts, LONG]
         assert all(call[1].told is None for call in worker.calls)
         servers.append(await serve_router(router, ANY_PORT, AS_ROUTER))
