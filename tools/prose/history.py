@@ -1,6 +1,7 @@
 """Reads of git: files, commit subjects, and an earlier version of a file. All of them answer without a history, too."""
 
 import subprocess
+from datetime import datetime
 from pathlib import Path
 
 SKIPPED = {".venv", "build", "dist", "node_modules", "__pycache__"}
@@ -21,11 +22,11 @@ class History:
         return [path for path in found if not any(_is_skipped(part) for part in path.relative_to(self._root).parts)]
 
     def subjects_since(self, base: str) -> list[tuple[str, str]]:
-        """Short name and subject of each commit after `base` that is no merge; none if `base` is not in the history."""
-        if self._git("merge-base", "--is-ancestor", base, "HEAD") is None:
-            return []
-        listed = self._git("log", "--no-merges", "--format=%h%x09%s", f"{base}..HEAD") or ""
-        return [(name, subject) for name, _, subject in (line.partition("\t") for line in listed.splitlines())]
+        """Short name and subject of each commit that was made after `base`, an ISO time, and is no merge."""
+        listed = self._git("log", "--no-merges", "--format=%h%x09%aI%x09%s") or ""
+        commits = (line.split("\t", 2) for line in listed.splitlines())
+        since = datetime.fromisoformat(base)
+        return [(name, subject) for name, made, subject in commits if datetime.fromisoformat(made) > since]
 
     def before(self, path: str) -> str | None:
         """The file's text where this branch left main; None where there is no such commit or no such file in it."""

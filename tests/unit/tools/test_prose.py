@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.prose import rules
-from tools.prose.check import KNOWN, check, shrink
+from tools.prose.check import BASE, KNOWN, check, shrink
 from tools.prose.markdown import sentences_of
 
 ROOT = Path(__file__).parents[3]
@@ -180,11 +180,11 @@ def test_subjects_are_checked_after_the_base_only(tmp_path: Path) -> None:
     root = checkout(tmp_path, **{"a.py": CLEAN})
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
-    git(root, "commit", "-q", "-m", "o" * 80)
-    base = git(root, "rev-parse", "HEAD")
-    git(root, "commit", "-q", "--allow-empty", "-m", "n" * 80)
-    assert [each.text for each in check(root, base).new] == ["n" * 80]
-    assert check(root, "0" * 40).passed, "a clone without the base is checked without its commits"
+    git(root, "commit", "-q", "--date", "2026-11-29T06:30:00+01:00", "-m", "o" * 80)
+    git(root, "commit", "-q", "--allow-empty", "--date", "2026-11-29T06:30:00+00:00", "-m", "n" * 80)
+    assert [each.text for each in check(root, "2026-11-29T06:00:00+00:00").new] == ["n" * 80]
+    git(root, "commit", "-q", "--amend", "--allow-empty", "--date", "2026-11-29T06:30:00+00:00", "-m", "r" * 80)
+    assert [each.text for each in check(root, BASE).new] == ["r" * 80], "also after the commits have got other names"
 
 
 def test_this_repository_passes_within_three_seconds() -> None:
