@@ -37,7 +37,7 @@ class _Block:
     runs: list[int]
     depth: int | None = None
     parent: "_Block | None" = None
-    children: "list[_Block]" = field(default_factory=list)
+    children: "dict[_Block, None]" = field(default_factory=dict)  # NOTE: thousands may follow a common beginning
     is_held: bool = False
     is_resumable: bool = False
     is_reported: bool = False
@@ -95,7 +95,7 @@ class ResumableEvents:
             return
         if parent_hash is not None:
             block.parent = self._block(parent_hash)
-            block.parent.children.append(block)
+            block.parent.children[block] = None
         placed = [block] if block.depth is None else []
         while placed:
             found = placed.pop()
@@ -123,7 +123,7 @@ class ResumableEvents:
                 if len(found.children) != 1:
                     changed += [(child, run) for child in found.children if child.runs[place]]
                     break
-                found = found.children[0]
+                (found,) = found.children
                 if not found.runs[place]:
                     break
 
@@ -165,7 +165,7 @@ class ResumableEvents:
         while found is not None and not any(found.copies):
             parent, found.parent = found.parent, None
             if parent is not None:
-                parent.children.remove(found)
+                del parent.children[found]
             if not found.children:
                 del self._blocks[found.block_hash]
             found = parent
