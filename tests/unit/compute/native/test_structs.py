@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.architecture.tensors import MAX_GROUP_RANKS
 from tandem.compute.native import bindings
 from tandem.compute.native.coded_matrix import CODED_FIELDS
 from tandem.compute.native.exchange import GROUP_FIELDS
@@ -110,3 +111,9 @@ def test_every_struct_of_arguments_is_compared() -> None:
     """Functions that Python may call with a struct; three of them used to have no entry."""
     found = set(re.findall(r"TANDEM_EXPORT void (tandem_\w+)\(const (?:tandem::)?\w+\*", read_sources()))
     assert found == {*FIELDS}
+
+
+def test_exchanges_have_room_for_the_ranks_of_a_worker() -> None:
+    """More ranks than the sources have room for would write over other memory."""
+    (most,) = re.findall(r"constexpr int64_t kMaxRanks = (\d+);", read_sources())
+    assert int(most) == MAX_GROUP_RANKS
