@@ -1,11 +1,13 @@
-"""The cost of TLS between processes: time and processor time of a call, and of bytes over the tcp transport.
+"""The cost of TLS between processes: time and processor time of a request, of a call, and of bytes over the tcp
+transport.
 
-    python -m bench.tls [--rounds 300] [--calls 1] [--mib 32] [--save]
+    python -m bench.tls [--rounds 300] [--calls 1] [--mib 32] [--bursts 30] [--save]
 
 With and without TLS in turn in one run, over loopback, in bursts that are short so that other work interrupts few.
 With one call a burst, percentiles are those of calls.
 Client and server of a call are in one process, so its processor time is that of both ends; blocks are read from a
-process of their own.
+process of their own. A request is a chat's to the gateway of a whole system, whose prompt is handed over by tcp; its
+processor time is that of all processes of the system.
 """
 
 import argparse
@@ -23,8 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from bench.call_proofs import PROMPTS, ImmediateRouter
+from bench.disaggregation import SPLIT, Client, running
 from bench.instant_backend import AS_GATEWAY, AS_ROUTER
 from bench.report import Report, Row
 from tandem.core.scope import UNSCOPED
@@ -39,8 +43,13 @@ from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.card import Identity
 from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
+MODEL = "demo/tandem-demo"
 PAGE_BYTES = 1 << 20
 KINDS = ("plain", "TLS")
+CALL = "time of a call", "processor time of a call, both ends"
+REQUEST = "time of a request", "processor time of a request, all processes"
+PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
+BURST_REQUESTS = 20  # since the system counts processor time in steps of 10 ms
 _COMPATIBILITY = {"model": "bench"}
 _SECRET = b"of a benchmark, on loopback only"
 
@@ -81,14 +90,14 @@ async def measure_calls(directory: Path, num_rounds: int, num_calls: int) -> lis
                     sample = await _timed(kinds[name][0], call, num_calls)
                     if number:  # NOTE: the first connects
                         found[name].append(sample)
-            rows += _compared(f"Pair of {num_tokens} tokens", found)
+            rows += _compared(f"Pair of {num_tokens} tokens", found, CALL)
         first: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
         for number in range(num_rounds):
             for name in sorted(KINDS, reverse=bool(number % 2)):
                 client = kinds[name][1]()
                 first[name].append(await _timed(client.pair, call, 1))
                 await client.close()
-        rows += _compared(f"first Pair of {num_tokens} tokens on a connection", first)
+        rows += _compared(f"first Pair of {num_tokens} tokens on a connection", first, CALL)
     return rows
 
 
@@ -101,17 +110,18 @@ async def _timed(ask: Ask, call: PairCall, num_calls: int) -> tuple[float, float
     return elapsed[0] / num_calls * 1e3, elapsed[1] / num_calls * 1e3
 
 
-def _compared(workload: str, found: dict[str, list[tuple[float, float]]]) -> list[Row]:
+def _compared(workload: str, found: dict[str, list[tuple[float, float]]], metrics: tuple[str, str]) -> list[Row]:
+    """`found`: milliseconds, and of processor time. `metrics`: names of both."""
     rows = []
-    for index, metric in enumerate(("time of a call", "processor time of a call, both ends")):
+    for index, metric in enumerate(metrics):
         for name in KINDS:
             rows.append(_row(workload, name, metric, [each[index] for each in found[name]], "ms"))
         pairs = zip(found["TLS"], found["plain"], strict=True)
         rows.append(_row(workload, "TLS", f"added {metric}", [tls[index] - plain[index] for tls, plain in pairs], "ms"))
     cpu_ms = {name: statistics.median(each[1] for each in found[name]) for name in KINDS}
     share = (cpu_ms["TLS"] - cpu_ms["plain"]) * 100 / 1e3 * 100
-    rows.append(Row(workload, "TLS", "added share of a core at 100 calls/s", share, "%"))
-    return [*rows, *_tails(workload, {name: [each[0] for each in found[name]] for name in KINDS}, "time of a call")]
+    rows.append(Row(workload, "TLS", "added share of a core at 100 a second", share, "%"))
+    return [*rows, *_tails(workload, {name: [each[0] for each in found[name]] for name in KINDS}, metrics[0])]
 
 
 def _tails(workload: str, times_ms: dict[str, list[float]], metric: str) -> list[Row]:
@@ -119,6 +129,34 @@ def _tails(workload: str, times_ms: dict[str, list[float]], metric: str) -> list
     tail_ms = {name: float(np.percentile(times_ms[name], 99)) for name in KINDS}
     rows = [Row(workload, name, f"{metric}, p99", tail_ms[name], "ms") for name in KINDS]
     return [*rows, Row(workload, "TLS", f"added {metric}, p99", tail_ms["TLS"] - tail_ms["plain"], "ms")]
+
+
+async def measure_requests(num_bursts: int) -> list[Row]:
+    """Milliseconds of a request to a whole system, one after another in bursts, and of processor time."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
+    flags = ("--transport", "tcp", "--max-local-tokens", "0")
+    async with AsyncExitStack() as opened:
+        clients, processes = {}, {}
+        for name in KINDS:
+            known = set(psutil.Process().children())
+            url = opened.enter_context(running(SPLIT, MODEL, (*flags, *(("--tls",) if name == "TLS" else ()))))
+            (up,) = set(psutil.Process().children()) - known
+            processes[name] = [up, *up.children(recursive=True)]
+            clients[name] = Client(url, 200, seed=1)
+            opened.push_async_callback(clients[name].close)
+        for number in range(num_bursts + 1):
+            for name in sorted(KINDS, reverse=bool(number % 2)):
+                started_s, cpu_s = time.perf_counter(), _cpu_s(processes[name])
+                for _ in range(BURST_REQUESTS):
+                    await clients[name].complete(PROMPT_TOKENS, ANSWER_TOKENS)
+                elapsed_s = time.perf_counter() - started_s, _cpu_s(processes[name]) - cpu_s
+                if number:  # NOTE: the first connects
+                    found[name].append((elapsed_s[0] / BURST_REQUESTS * 1e3, elapsed_s[1] / BURST_REQUESTS * 1e3))
+    return _compared(f"request of {PROMPT_TOKENS} tokens, {ANSWER_TOKENS} answered", found, REQUEST)
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def _pool(num_blocks: int) -> MemoryPool:
@@ -213,6 +251,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--calls", type=int, default=1)
     parser.add_argument("--mib", type=int, default=32)
+    parser.add_argument("--bursts", type=int, default=30)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -221,12 +260,14 @@ def main() -> None:
             authority.write(directory / role, role)
         rows = asyncio.run(measure_calls(directory, arguments.rounds, arguments.calls))
         rows += measure_blocks(directory, arguments.rounds, arguments.mib)
+    rows += asyncio.run(measure_requests(arguments.bursts))
     load = os.getloadavg()
     settings = {
         "load of the machine": [round(each, 1) for each in load],
         "rounds": arguments.rounds,
         "calls": arguments.calls,
         "mib": arguments.mib,
+        "bursts of requests": arguments.bursts,
     }
     report = Report("tls", settings, rows)
     report.print()
