@@ -14,6 +14,7 @@ from tandem.engine.resolve import build_engine
 from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.engines import TINY, drain, token_ids
+from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1
 from tests.helpers.published_formats import FORMATS, rounds_rows, save_gpt_oss_blocks, save_published
 from tests.helpers.rounded_oracle import generate_rounded
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -29,6 +30,18 @@ DECODED = (
     "bitsandbytes nf4 nested",
     "compressed W8A8",
 )
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+LATENT = {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 128, "v_head_dim": 64}
+FAMILIES: dict[str, tuple[checkpoints.Builder, dict[str, Any]]] = {
+    "llama": (checkpoints.save_tiny_llama, {}),
+    "mixtral": (checkpoints.save_tiny_mixtral, {}),
+    "deepseek_v3": (checkpoints.save_tiny_deepseek_v3, LATENT),
+    "falcon_h1": (save_tiny_falcon_h1, {"mamba_d_ssm": 128, "mamba_n_heads": 8, "seed": 1}),
+}
+QUICK = {
+    *((family, name) for family in ("llama", "mixtral") for name in DECODED),
+    *((family, name) for family in ("deepseek_v3", "falcon_h1") for name in ("fp8 blocks", "awq", "compressed W8A8")),
+}
 WHOLE_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 64}
 
 
@@ -61,11 +74,17 @@ def generated(model: Any) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-@pytest.mark.parametrize("name", DECODED)
-def test_answers_are_those_of_transformers_on_the_decoded_numbers(name: str, family: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
-    path = write_byte_tokenizer(checkpoints.BUILDERS[family](tmp_path / "plain", **sizes))
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(family, name, marks=[] if (family, name) in QUICK else pytest.mark.slow)
+        for family in FAMILIES
+        for name in FORMATS
+    ],
+)
+def test_answers_are_those_of_transformers_on_the_decoded_numbers(family: str, name: str, tmp_path: Path) -> None:
+    build, sizes = FAMILIES[family]
+    path = write_byte_tokenizer(build(tmp_path / "plain", **SIZES | sizes))
     save_published(path, FORMATS[name], tmp_path / "coded", tmp_path / "decoded")
     reference = checkpoints.load_reference(tmp_path / "decoded")
     if rounds_rows(tmp_path / "coded"):

@@ -13,7 +13,7 @@ _linear = torch.nn.functional.linear
 def generate_rounded(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy answer to `prompt`. `model`: with the numbers that the codes of its layers stand for."""
     spans = _spans_of_layers(model)
-    if any(hasattr(model.config, name) for name in ("num_experts", "num_local_experts")):
+    if any(hasattr(model.config, f"{name}_experts") for name in ("num", "num_local", "n_routed")):
         model.set_experts_implementation("eager")  # NOTE: the usual one multiplies all experts in one call of its own
     num_rounded = 0
 
@@ -40,9 +40,10 @@ def generate_rounded(model: Any, prompt: list[int], num_tokens: int) -> list[int
 
 
 def _spans_of_layers(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """First and last address of the matrices of layers, and stacks of them, without routers."""
+    """First and last address of the matrices of layers, and stacks of them, without routers and convolutions."""
+    others = (".gate.weight", ".router.weight", ".conv1d.weight")
     return [
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
         for name, tensor in model.named_parameters()
-        if ".layers." in name and tensor.dim() > 1 and not name.endswith((".gate.weight", ".router.weight"))
+        if ".layers." in name and tensor.dim() > 1 and not name.endswith(others)
     ]

@@ -13,6 +13,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear
 from tandem.compute.weights.by_head import LinearByHead
+from tandem.compute.weights.int8_activations import rows_as_multiplied
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
@@ -36,7 +37,9 @@ class LatentAttention:
         self._q = parameters.linear(spec.q)
         self._kv_a = parameters.linear(spec.kv_a)
         self._kv_norm = Norm.take(spec.kv_norm, parameters, kernels)
-        key_map, value_map = _split(parameters.linear(spec.kv_b), spec, self._kv_norm.weight)
+        kv_b = parameters.linear(spec.kv_b)
+        self._kv_b = kv_b.weight
+        key_map, value_map = _split(kv_b, spec, self._kv_norm.weight)
         self._key_map, self._value_map = LinearByHead(key_map, kernels), LinearByHead(value_map, kernels)
         self._o = parameters.linear(spec.o)
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
@@ -72,7 +75,8 @@ class LatentAttention:
         """Stores the rows of `x` [num_tokens, hidden]."""
         latent, key = self._kv_a(x).tensor_split([self._spec.rank], dim=1)
         rotated = self._rotated(key.unsqueeze(1), positions).squeeze(1)
-        latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
+        latent = rows_as_multiplied(self._kv_b, self._kv_norm(latent))
+        latents.write(torch.cat((latent, rotated), dim=1), batch.slot_mapping)
 
     def query_input(self, x: torch.Tensor) -> torch.Tensor:
         """Input of the map to queries: a normed latent, or `x` itself."""
@@ -124,7 +128,8 @@ def _split(kv_b: Linear, spec: LatentAttentionSpec, like: torch.Tensor) -> tuple
     Returns:
         [num_heads, rank, plain_dim] and [num_heads, value_dim, rank].
 
-    NOTE: a weight in any format is asked for its numbers by multiplying unit vectors, which is exact.
+    NOTE: a weight in any format is asked for its numbers by multiplying unit vectors, which is exact but for a rounding
+    in float32 where rows are rounded to 8 bits.
     """
     units = torch.eye(spec.rank, dtype=like.dtype, device=like.device)
     by_head = kv_b(units).view(spec.rank, spec.num_heads, spec.plain_dim + spec.value_dim)
