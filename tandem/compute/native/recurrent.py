@@ -105,6 +105,7 @@ class NativeRecurrentBackend:
         has_rates = a_log.dim() == 2
         assert a_log.shape == ((num_heads, columns) if has_rates else (num_heads,))
         assert not (has_columns and has_rates)
+        assert b is None or not has_rates
         assert all(x.is_contiguous() for x in (batch.read_pages, batch.write_pages, batch.is_first, batch.query_start))
         out = torch.empty_like(v)
         self._recur(

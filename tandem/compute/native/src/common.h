@@ -217,8 +217,30 @@ constexpr float kLog2E = 1.44269504088896341f;
 TANDEM_INLINE f32x16 exp_16(f32x16 x) { return exp2_16(x * splat(kLog2E)); }
 TANDEM_INLINE f32x16 sigmoid_16(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exp_16(-x)); }
 
-// log(1 + exp(x)). Of one number at a time: every token takes the same way, wherever it stands.
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+// exp(x) within 2 ulp far from 0 too, where products and sums are fused: x * log2(e), a sum of two numbers, is not
+// rounded before its whole part is taken off. 0 below -87, saturating above 88. A NaN stays NaN.
+TANDEM_INLINE f32x16 accurate_exp_16(f32x16 x) {
+  const f32x16 low = splat(-87.0f), magic = splat(12582912.0f);
+  const f32x16 clamped = vmax(vmin(x, splat(88.0f)), low);
+  const f32x16 shifted = fma(clamped, splat(kLog2E), magic);
+  const f32x16 f = fma(clamped, splat(1.92596303e-8f), fma(clamped, splat(kLog2E), magic - shifted)), y = exp2_fraction(f);
+  const f32x16 scaled = float_of(bits_of(y) + ((bits_of(shifted) - bits_of(magic)) << 23));
+  return select(x == x, select(x < low, f32x16{}, scaled), x);
+}
+// log(1 + exp(x)) within 3 ulp. Of e = exp(-|x|), log(1 + e) = 2 atanh(e / (e + 2)) = log(2) + 2 atanh((e - 1) / (e + 3)).
+TANDEM_INLINE f32x16 softplus_16(f32x16 x) {
+  const f32x16 e = accurate_exp_16(vmin(x, -x));
+  const i32x16 is_small = e < splat(0.41421356f);
+  const f32x16 s = select(is_small, e, e - splat(1.0f)) / (e + select(is_small, splat(2.0f), splat(3.0f))), t = s * s;
+  f32x16 y = fma(t, splat(1.0f / 11), splat(1.0f / 9));
+  y = fma(y, t, splat(1.0f / 7));
+  y = fma(y, t, splat(1.0f / 5));
+  y = fma(y, t, splat(1.0f / 3));
+  const f32x16 rest = fma(y * t, s + s, s + s);
+  return vmax(x, f32x16{}) + select(is_small, rest, rest + splat(0.69314718f));
+}
+// The same of one number.
+inline float softplus(float x) { return softplus_16(splat(x))[0]; }
 TANDEM_INLINE f32x16 tanh_16(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp_16(x + x) + splat(1.0f)); }
 
 enum Activation : int { kSilu = 0, kGeluTanh = 1, kClampedSwiGlu = 2 };

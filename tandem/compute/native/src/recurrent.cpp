@@ -3,7 +3,7 @@
 //
 // One head of one request is computed by one thread, token after token in one order, so no bit of a token or of a state
 // depends on how a prompt is divided, on other requests or on the number of threads.
-#include <cmath>
+#include <algorithm>
 
 #include "calls.h"
 #include "pool.h"
@@ -13,10 +13,14 @@ namespace {
 
 constexpr int kTogether = 4;       // rows of a state that are carried on side by side
 constexpr double kStateNs = 0.15;  // one thread's time for one number of a state and one token
-constexpr double kDecayNs = 5.0;   // the same where each number has a decay of its own
-constexpr float kMostDecay = 1e4f;  // an infinite one would make 0 * inf of what it multiplies
+constexpr double kDecayNs = 1.0;   // the same where each number has a decay of its own
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+// What a token brings to all rows of a head's state. `decay` is that of all columns, unless each has its own: `decays`.
+struct Token {
+  const float *q, *k, *decays, *v;
+  float decay, beta;
+  float* out;
+};
 
 // `size` numbers into a row that is padded with zeros to whole vectors.
 inline void fill_row(const float* from, int64_t size, int64_t padded, float* row) {
@@ -32,17 +36,18 @@ class Head {
         head_(head),
         group_(head / (arguments.num_heads / arguments.num_groups)),
         padded_(ceil_div(arguments.columns, kLanes) * kLanes),
-        q_(scratch),
-        k_(q_ + padded_),
-        decay_(k_ + padded_),
-        rates_(decay_ + padded_),
+        of_tokens_(scratch),
+        rates_(of_tokens_ + 3 * kLanes * padded_),
         state_(rates_ + padded_),
-        rate_(arguments.has_rates ? 0.0f : std::exp(arguments.a_log[head])) {
-    for (int64_t i = 0; i < (a_.has_rates ? a_.columns : 0); ++i) rates_[i] = std::exp(a_.a_log[head * a_.columns + i]);
+        rate_(arguments.has_rates ? f32x16{} : accurate_exp_16(splat(arguments.a_log[head]))) {
+    if (a_.has_rates)
+      by_columns([&](int64_t i, int count) {
+        store16(rates_ + i, accurate_exp_16(load16(a_.a_log + head_ * a_.columns + i, count)));
+      });
   }
 
   static size_t scratch_size(const RecurArguments& a) {
-    return size_t((a.rows + 4) * ceil_div(a.columns, kLanes) * kLanes);
+    return size_t((a.rows + 1 + 3 * kLanes) * ceil_div(a.columns, kLanes) * kLanes);
   }
 
   void clear() { std::memset(state_, 0, size_t(a_.rows * padded_) * sizeof(float)); }
@@ -57,31 +62,18 @@ class Head {
       std::memcpy(to + row * a_.columns, state_ + row * padded_, size_t(a_.columns) * sizeof(float));
   }
 
-  void take(int64_t token) {
-    const int64_t keys = (token * a_.num_groups + group_) * a_.columns, at_head = token * a_.num_heads + head_;
-    fill_row(a_.q + keys, a_.columns, padded_, q_);
-    fill_row(a_.k + keys, a_.columns, padded_, k_);
-    float step = 0.0f;
-    if (a_.has_columns) {
-      for (int64_t i = 0; i < a_.columns; ++i)
-        decay_[i] = decay_of(rate_, softplus(a_.a[at_head * a_.columns + i] + a_.a_bias[head_ * a_.columns + i]));
-      for (int64_t i = a_.columns; i < padded_; ++i) decay_[i] = 0.0f;
-    } else if (a_.has_rates) {
-      step = softplus(a_.a[at_head] + a_.a_bias[head_]);
-      for (int64_t i = 0; i < a_.columns; ++i) decay_[i] = decay_of(rates_[i], step);
-      for (int64_t i = a_.columns; i < padded_; ++i) decay_[i] = 0.0f;
-    } else {
-      step = softplus(a_.a[at_head] + a_.a_bias[head_]);
-      const f32x16 decay = splat(decay_of(rate_, step));
-      for (int64_t i = 0; i < padded_; i += kLanes) store16(decay_ + i, decay);
-    }
-    const float* v = a_.v + at_head * a_.rows;
-    float* out = a_.out + at_head * a_.rows;
-    const float beta = a_.b ? sigmoid(a_.b[at_head]) : step;
-    if (a_.b) {
-      all_rows<true>(v, beta, out);
-    } else {
-      all_rows<false>(v, beta, out);
+  // Tokens `first` to `end - 1`, as many at a time as a vector has lanes: meanwhile a few rows stay in the first cache.
+  void take(int64_t first, int64_t end) {
+    for (; first < end; first += kLanes) {
+      Token tokens[kLanes];
+      const int count = int(min64(kLanes, end - first));
+      prepare(first, count, tokens);
+      const bool has_columns = a_.has_columns || a_.has_rates;
+      if (a_.b) {
+        has_columns ? all_rows<true, true>(tokens, count) : all_rows<true, false>(tokens, count);
+      } else {
+        has_columns ? all_rows<false, true>(tokens, count) : all_rows<false, false>(tokens, count);
+      }
     }
   }
 
@@ -90,39 +82,77 @@ class Head {
     const int64_t number = a_.first_head + head_, page = pages[number / a_.heads_per_page];
     return a_.matrices + page * a_.page_stride + number % a_.heads_per_page * a_.rows * a_.columns;
   }
-  static float decay_of(float rate, float step) {
-    const float log_decay = -rate * step;
-    return std::exp(log_decay < -kMostDecay ? -kMostDecay : log_decay);
+  template <class Body> void by_columns(const Body& body) const {
+    for (int64_t i = 0; i < a_.columns; i += kLanes) body(i, int(min64(kLanes, a_.columns - i)));
+  }
+  // The row itself if its columns are whole vectors, else padded in `room`.
+  const float* whole_vectors(const float* row, float* room) const {
+    if (padded_ == a_.columns) return row;
+    fill_row(row, a_.columns, padded_, room);
+    return room;
+  }
+  static f32x16 decay_of(f32x16 rate, f32x16 step) { return accurate_exp_16(-(rate * step)); }
+
+  // NOTE: numbers of a token each are computed in a lane each, and every lane takes the same way, so where a token
+  // stands changes no bit.
+  void prepare(int64_t first, int count, Token* tokens) const {
+    alignas(64) float a[kLanes]{}, b[kLanes]{};
+    for (int lane = 0; lane < count; ++lane) {
+      const int64_t at_head = (first + lane) * a_.num_heads + head_;
+      if (!a_.has_columns) a[lane] = a_.a[at_head] + a_.a_bias[head_];
+      if (a_.b) b[lane] = a_.b[at_head];
+    }
+    const f32x16 step = softplus_16(load16(a)), decay = decay_of(rate_, step);
+    const f32x16 beta = a_.b ? splat(1.0f) / (splat(1.0f) + accurate_exp_16(-load16(b))) : step;
+    for (int lane = 0; lane < count; ++lane) {
+      const int64_t token = first + lane, at_head = token * a_.num_heads + head_;
+      const int64_t keys = (token * a_.num_groups + group_) * a_.columns;
+      float *const room = of_tokens_ + 3 * lane * padded_, *const decays = room + 2 * padded_;
+      const float *const q = whole_vectors(a_.q + keys, room), *const k = whole_vectors(a_.k + keys, room + padded_);
+      if (a_.has_columns) {
+        by_columns([&](int64_t i, int some) {
+          const f32x16 of_token = load16(a_.a + at_head * a_.columns + i, some);
+          const f32x16 bias = load16(a_.a_bias + head_ * a_.columns + i, some);
+          store16(decays + i, decay_of(rate_, softplus_16(of_token + bias)));
+        });
+      } else if (a_.has_rates) {
+        by_columns([&](int64_t i, int) { store16(decays + i, decay_of(load16(rates_ + i), splat(step[lane]))); });
+      }
+      tokens[lane] = {q, k, decays, a_.v + at_head * a_.rows, decay[lane], beta[lane], a_.out + at_head * a_.rows};
+    }
   }
 
-  template <bool HasDelta>
-  void all_rows(const float* v, float beta, float* out) {
+  template <bool HasDelta, bool HasColumns> void all_rows(const Token* tokens, int count) {
     int64_t row = 0;
-    for (; row + kTogether <= a_.rows; row += kTogether) rows<kTogether, HasDelta>(row, v, beta, out);
-    for (; row < a_.rows; ++row) rows<1, HasDelta>(row, v, beta, out);
+    for (; row + kTogether <= a_.rows; row += kTogether)
+      for (int i = 0; i < count; ++i) take_token<kTogether, HasDelta, HasColumns>(row, tokens[i]);
+    for (; row < a_.rows; ++row)
+      for (int i = 0; i < count; ++i) take_token<1, HasDelta, HasColumns>(row, tokens[i]);
   }
 
   // `Count` rows from `first` on, each as if alone: together they load keys, queries and decays once.
-  template <int Count, bool HasDelta>
-  void rows(int64_t first, const float* v, float beta, float* out) {
+  template <int Count, bool HasDelta, bool HasColumns> void take_token(int64_t first, const Token& token) {
     float* state = state_ + first * padded_;
+    const f32x16 of_all = splat(token.decay);
     f32x16 value[Count], sum[Count]{};
     if constexpr (HasDelta) {
       f32x16 stood[Count]{};
       for (int64_t i = 0; i < padded_; i += kLanes) {
-        const f32x16 decay = load16(decay_ + i), key = load16(k_ + i);
+        const f32x16 decay = HasColumns ? load16(token.decays + i) : of_all, key = load16(token.k + i);
         for (int row = 0; row < Count; ++row) {
           const f32x16 decayed = load16(state + row * padded_ + i) * decay;
           store16(state + row * padded_ + i, decayed);
           stood[row] = fma(decayed, key, stood[row]);
         }
       }
-      for (int row = 0; row < Count; ++row) value[row] = splat(beta * (v[first + row] - reduce_add(stood[row])));
+      for (int row = 0; row < Count; ++row)
+        value[row] = splat(token.beta * (token.v[first + row] - reduce_add(stood[row])));
     } else {
-      for (int row = 0; row < Count; ++row) value[row] = splat(v[first + row] * beta);
+      for (int row = 0; row < Count; ++row) value[row] = splat(token.v[first + row] * token.beta);
     }
     for (int64_t i = 0; i < padded_; i += kLanes) {
-      const f32x16 decay = load16(decay_ + i), key = load16(k_ + i), query = load16(q_ + i);
+      const f32x16 decay = HasColumns ? load16(token.decays + i) : of_all;
+      const f32x16 key = load16(token.k + i), query = load16(token.q + i);
       for (int row = 0; row < Count; ++row) {
         const f32x16 before = load16(state + row * padded_ + i);
         const f32x16 after = fma(value[row], key, HasDelta ? before : before * decay);
@@ -130,13 +160,13 @@ class Head {
         sum[row] = fma(after, query, sum[row]);
       }
     }
-    for (int row = 0; row < Count; ++row) out[first + row] = reduce_add(sum[row]);
+    for (int row = 0; row < Count; ++row) token.out[first + row] = reduce_add(sum[row]);
   }
 
   const RecurArguments& a_;
   const int64_t head_, group_, padded_;
-  float *const q_, *const k_, *const decay_, *const rates_, *const state_;
-  const float rate_;
+  float *const of_tokens_, *const rates_, *const state_;
+  const f32x16 rate_;
 };
 
 void recur(const RecurArguments& a, int64_t request, int64_t index, float* scratch) {
@@ -148,7 +178,8 @@ void recur(const RecurArguments& a, int64_t request, int64_t index, float* scrat
   }
   int64_t token = a.query_start[request];
   for (int64_t write = a.first_write[request]; write < a.first_write[request + 1]; ++write) {
-    for (; token < a.write_ends[write]; ++token) head.take(token);
+    head.take(token, a.write_ends[write]);
+    token = a.write_ends[write];
     head.write(a.write_pages + write * a.num_pages);
   }
 }
