@@ -73,7 +73,7 @@ class KnownBody:
         be cached.
 
         Args:
-            member: name of the array of messages.
+            member: name of the array of messages; a body may have text in its place, or nothing.
 
         Raises:
             InvalidRequestError: as `parse`.
@@ -85,7 +85,9 @@ class KnownBody:
         def read() -> tuple[AnyBody, MessageSpans | None]:
             asked = parse(given)
             messages = getattr(asked, member)
-            spans = MessageSpans.find(given, member) if is_kept and len(messages) > 2 else None
+            if not is_kept or not isinstance(messages, list) or len(messages) <= 2:
+                return asked, None
+            spans = MessageSpans.find(given, member)
             return asked, spans if spans is not None and len(spans.starts) == len(messages) else None
 
         asked, spans = await off_loop.run(len(given), read)

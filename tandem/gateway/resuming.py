@@ -102,7 +102,10 @@ class Resumable:
                 rest = await self._render_from(marked.conversation)
             except NotResumableError as error:
                 raise CannotResumeError(str(error)) from error
-            places.append(num_before + marked.place(rest.text, prompt))
+            place = marked.place(rest.text, prompt)
+            if not place:
+                raise CannotResumeError("the template may not show the place of a cache breakpoint")
+            places.append(num_before + place)
         counted = await self.model.encoder.count_tokens(encoded, places, add_special_tokens=False)
         told = {**self.beginning.breakpoint_tokens, **dict(zip(map(_place, late), counted, strict=True))}
         return [told[_place(point)] for point in self.asked.breakpoints]

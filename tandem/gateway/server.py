@@ -77,11 +77,18 @@ class RunningGateway:
         self._server = server
         self._stopped_s: float | None = None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped_s is not None
+
     def stop(self) -> None:
         """Refuses further requests and finishes running ones; a second call ends at once."""
-        if not self.gateway.admission.is_closed:
+        if self._stopped_s is None:
             _logger.info("gateway stops taking requests")
             self._stopped_s = self.gateway.clock.now_s()
+        else:
+            self.gateway.responses.background.leave()
         self.gateway.admission.close()
         self._server.stop()
 
@@ -150,7 +157,8 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
             try:
                 yield running, finished
             finally:
-                running.stop()
+                if not running.is_stopping:  # NOTE: a second call would give background responses no time
+                    running.stop()
                 await task
                 drain.cancel()
                 await asyncio.gather(drain, return_exceptions=True)

@@ -140,7 +140,7 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
     prices: str | None = Field(
         None,
         description='prices as JSON or a file of it: {"input": 1, "output": 5}, units per million tokens; omitted: '
-        "all 0",
+        "1 and 5",
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")

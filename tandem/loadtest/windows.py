@@ -38,15 +38,21 @@ def windows(outcomes: Sequence[RequestOutcome], width_s: float, duration_s: floa
     """
     width_s = max(width_s, duration_s / MAX_WINDOWS)
     count = max(1, math.ceil(duration_s / width_s))
-    tally = _Tally(outcomes, width_s)
+    tally = _Tally(outcomes, width_s, count, duration_s)
     return width_s, [tally.window(index) for index in range(count)]
 
 
 class _Tally:
-    """Sorts all outcomes into windows, once, and evaluates windows one after the other."""
+    """Sorts all outcomes into windows, once, and evaluates windows one after the other.
 
-    def __init__(self, outcomes: Sequence[RequestOutcome], width_s: float) -> None:
+    Args:
+        num_windows, end_s: number of windows, and the end of the last one.
+    """
+
+    def __init__(self, outcomes: Sequence[RequestOutcome], width_s: float, num_windows: int, end_s: float) -> None:
         self._width_s = width_s
+        self._last = num_windows - 1
+        self._end_s = end_s
         self._due: dict[int, list[RequestOutcome]] = {}
         self._ended: dict[int, list[RequestOutcome]] = {}
         self._tokens: Counter[int] = Counter()
@@ -84,7 +90,9 @@ class _Tally:
         )
 
     def _index(self, at_s: float) -> int:
-        return math.floor(at_s / self._width_s)
+        """NOTE: the last window includes its end, since the last answer ends there."""
+        index = math.floor(at_s / self._width_s)
+        return min(index, self._last) if at_s <= self._end_s else index
 
 
 def _p50(found: Percentiles | None) -> float | None:

@@ -43,7 +43,8 @@ class ModeratedAnswer:
     def _release(self, held: str, num_kept: int) -> Sequence[Part]:
         """Releases all held parts but the last `num_kept` characters."""
         room = len(held) - num_kept
-        self._seen = (self._seen + held[:room])[-self._moderator.overlap :]
+        seen = self._seen + held[:room]
+        self._seen = seen[max(0, len(seen) - self._moderator.overlap) :]
         shown: list[Part] = []
         while self._held and (room > 0 or not _text(self._held[:1])):
             part = self._held.pop(0)

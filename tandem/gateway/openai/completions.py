@@ -190,7 +190,8 @@ class CompletionWriter:
         if self._has_logprobs:
             scores = self._logprobs(update.index, update.token_ids, update.logprobs or (), update.prompt_logprobs)
         self._offsets.setdefault(update.index, 0)
-        if not (text or update.finish_reason or (update.token_ids and (scores or self._has_token_ids))):
+        has_ids = self._has_token_ids and (is_first or update.token_ids)  # NOTE: the prompt's come first
+        if not (text or update.finish_reason or has_ids or (update.token_ids and scores)):
             return b""
         choice: dict[str, Any] = {
             "index": update.index,

@@ -150,8 +150,10 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     """
     found = parse_body(kind, body)
     _check_extra(found.model_extra or {})
-    if found.stream_options is not None:
-        _check_stream_options(found)
+    if found.stream_options is not None and not found.stream:
+        raise RequestError("stream_options is only for stream=true", param="stream_options")
+    for name in ("stream_options", "prompt_cache_options"):
+        _check_options(name, getattr(found, name, None))
     return found
 
 
@@ -168,10 +170,8 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
             )
 
 
-def _check_stream_options(body: GenerateBody) -> None:
-    assert body.stream_options is not None
-    if not body.stream:
-        raise RequestError("stream_options is only for stream=true", param="stream_options")
-    if body.stream_options.model_extra:
-        name = next(iter(body.stream_options.model_extra))
-        raise RequestError(f"stream_options has no {shown(name)}", param="stream_options", code="unknown_parameter")
+def _check_options(name: str, options: _Body | None) -> None:
+    """Refuses members that are not known, unless they are null."""
+    for member, value in ((options and options.model_extra) or {}).items():
+        if value is not None:
+            raise RequestError(f"{name} has no {shown(member)}", param=name, code="unknown_parameter")

@@ -59,6 +59,10 @@ TAKES_WHOLE = (
     "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}{% for message in messages %}"
     "<|im_start|>{{ message.content }}{% if message == asked[-1] %}!{% endif %}<|im_end|>{% endfor %}"
 )
+HIDES_RESULTS = (
+    "{% for message in messages %}{% if message.role != 'tool' %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+)
 RESUMED = {
     "demo": DEMO,
     "plain": CHAT_TEMPLATE,
@@ -258,6 +262,36 @@ def test_of_a_long_conversation_only_its_end_is_read(tmp_path: Path) -> None:
     assert found.encoding.num_tokens - found.encoding.num_known_tokens < 2 * 1600
     assert found.encoding.num_blocks - found.encoding.num_known_blocks <= 2 * 1600 // INFO.block_size
     context.model.encoder.close()
+
+
+def test_a_breakpoint_that_is_not_shown_pins_nothing(tmp_path: Path) -> None:
+    """Regression: where a conversation was resumed, all before the last known message was pinned, and billed."""
+    contexts = [context_of(tmp_path / "plain", HIDES_RESULTS, 0), context_of(tmp_path / "known", HIDES_RESULTS)]
+    long = "x" * 1500
+
+    def body(num_rounds: int, **mark: Any) -> bytes:
+        messages: list[dict[str, Any]] = []
+        for number in range(num_rounds):
+            call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            messages += [
+                {"role": "user", "content": f"{number} {long}"},
+                {"role": "assistant", "content": long, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": f"c{number}", "content": "seen"},
+            ]
+        messages[-1]["content"] = [{"type": "text", "text": "seen", **mark}]
+        return json.dumps({"model": "m", "messages": messages}).encode()
+
+    async def run() -> None:
+        for num_rounds in (3, 4):
+            marked = body(num_rounds, prompt_cache_breakpoint={"mode": "explicit"})
+            for found in [await read(context, marked) for context in contexts]:
+                assert not isinstance(found, str)
+                assert found.request.pins == ()
+        assert unread(await read(contexts[1], body(5))) > 0
+
+    asyncio.run(run())
+    for context in contexts:
+        context.model.encoder.close()
 
 
 def test_neither_tenants_nor_salts_find_each_others_conversations(tmp_path: Path) -> None:

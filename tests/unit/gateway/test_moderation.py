@@ -151,6 +151,17 @@ def test_no_field_tells_what_is_blocked(tmp_path: Path, is_blocked: bool) -> Non
     tell(tmp_path, story, moderation=f"{HERE}:{'four_letters' if is_blocked else 'never'}_stop")
 
 
+def test_a_streamed_completion_tells_the_prompts_tokens_before_anything_was_judged(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        asked = COMPLETION | {"return_token_ids": True}
+        whole = (await client.post("/v1/completions", json=asked)).json()["choices"][0]
+        first, *later = events((await client.post("/v1/completions", json=asked | {"stream": True})).text)
+        assert first["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"]
+        assert not any("prompt_token_ids" in event["choices"][0] for event in later)
+
+    tell(tmp_path, story, moderation=f"{HERE}:never_stop")
+
+
 def test_a_moderator_that_cannot_be_asked_lets_nothing_pass(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         answer = await client.post("/v1/chat/completions", json=CHAT)

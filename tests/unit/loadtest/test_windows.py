@@ -47,6 +47,13 @@ def test_nothing_is_lost_or_counted_twice() -> None:
     assert sum(window.output_tokens_per_s * width_s for window in found) == pytest.approx(num_tokens)
 
 
+def test_the_last_answer_is_in_the_last_window() -> None:
+    """Regression: where the windows ended with it, as those of long tests do, it was in none."""
+    _, (first, second) = windows([outcome(0.5, ttft_s=1.5, tokens=1)], 1.0, 2.0)
+    assert (first.num_completed, first.num_open) == (0, 1)
+    assert (second.num_completed, second.num_open, second.output_tokens_per_s) == (1, 0, 1)
+
+
 def test_long_tests_get_wider_windows() -> None:
     width_s, found = windows([outcome(99_999.0)], 1.0, 100_000.0)
     assert len(found) == MAX_WINDOWS

@@ -83,12 +83,16 @@ class BackgroundResponses:
             if job.dialect.queued is not None and job.dialect.queued.response_id == response_id:
                 job.call_off()
 
+    def leave(self) -> None:
+        """Stops all running responses, which are then marked failed; a `close` that waits for them goes on."""
+        for job in self._jobs.values():
+            job.leave()
+
     async def close(self, timeout_s: float = 0.0) -> None:
         """Waits up to `timeout_s` for running responses, then marks them failed and closes the store."""
         if self._jobs and timeout_s > 0:
             await asyncio.wait(tuple(self._jobs), timeout=timeout_s)
-        for job in self._jobs.values():
-            job.leave()
+        self.leave()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         await self._store.close()
 

@@ -96,7 +96,7 @@ _DELETE = f"{_COMMON} return drop(name)"
 
 
 class RedisResponseStore:
-    """A `ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
+    """A `ResponseStore` in one Redis (7.0 or newer). Owned by one event loop.
 
     Args:
         url: as for `redis_client.connect`.

@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.gateway.moderation.base import ModerationVerdict, Moderator
 from tandem.gateway.moderation.blocklist import Blocklist
 from tandem.gateway.moderation.moderated import ModeratedAnswer
 from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceUpdate
 
 
-def told(blocklist: Blocklist, pieces: Sequence[Sequence[Part]]) -> tuple[list[Part], bool]:
+def told(moderator: Moderator, pieces: Sequence[Sequence[Part]]) -> tuple[list[Part], bool]:
     """The parts that came through, and whether it was stopped."""
 
     async def run() -> tuple[list[Part], bool]:
-        answer, shown = ModeratedAnswer(blocklist), list[Part]()
+        answer, shown = ModeratedAnswer(moderator), list[Part]()
         for index, parts in enumerate(pieces):
             reason = FinishReason.STOP if index == len(pieces) - 1 else None
             update = await answer.pass_on(ChoiceUpdate(0, parts, (), finish_reason=reason))
@@ -47,6 +48,30 @@ def test_a_text_is_stopped_exactly_when_the_whole_of_it_would_be(texts: list[str
         assert asyncio.run(blocklist.judge(text(shown), may_go_on=True)).passes
     else:
         assert text(shown) == whole
+
+
+class Listener:
+    """Lets everything pass and notes it."""
+
+    window = 1
+    overlap = 0
+
+    def __init__(self) -> None:
+        self.judged: list[tuple[str, int]] = []
+
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
+        self.judged.append((text, num_judged))
+        return ModerationVerdict()
+
+    async def close(self) -> None: ...
+
+
+def test_a_moderator_without_an_overlap_judges_each_piece_once() -> None:
+    """Regression: it was asked about the whole answer again with every piece."""
+    listener = Listener()
+    shown, _ = told(listener, [[ContentText(piece)] for piece in ("one ", "two ", "three")])
+    assert text(shown) == "one two three"
+    assert listener.judged == [("one ", 0), ("two ", 0), ("three", 0)]
 
 
 def scored(token_id: int) -> TokenLogprobs:

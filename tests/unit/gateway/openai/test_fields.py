@@ -26,6 +26,7 @@ def read(**more: Any) -> ChatBody:
         {"modalities": ["text"]},
         {"anything": None},
         {"functions": None},
+        {"prompt_cache_options": {"ttl": "1h", "prewarm": None}},
     ],
 )
 def test_what_asks_for_nothing_is_taken(harmless: dict[str, Any]) -> None:
@@ -62,6 +63,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str, value: Any) 
         ({"priority": 2**40}, "priority"),
         ({"cache_salt": "x" * 257}, "cache_salt"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
+        ({"prompt_cache_options": {"tll": "1h"}}, "prompt_cache_options"),
     ],
 )
 def test_a_wrong_type_is_refused_by_name(more: dict[str, Any], param: str) -> None:

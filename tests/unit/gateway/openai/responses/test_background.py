@@ -73,6 +73,50 @@ def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, mo
     asyncio.run(run())
 
 
+def test_a_gateway_that_is_told_once_gives_them_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        options: dict[str, Any] = {"drain_timeout_s": 3600.0, "silent_after_s": 7200.0}
+        async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
+            (worker,) = cluster.workers
+            service = cluster.gateway.gateway.responses
+            worker.hold_at = 1
+            close = service.close
+
+            async def closing(timeout_s: float = 0.0) -> None:
+                worker.go.set()  # NOTE: not before, so that it still runs
+                await close(timeout_s)
+
+            monkeypatch.setattr(service, "close", closing)
+            async with httpx.AsyncClient(base_url=cluster.url, verify=False) as client:
+                begun = (await client.post("/v1/responses", json=ASKED)).json()
+            await worker.reached.wait()
+            cluster.gateway.stop()
+            await cluster.finished.wait()
+        found = await service.store.find("", begun["id"])
+        assert found is not None
+        assert (found.response["status"], found.response["error"]) == ("incomplete", None)
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_gives_them_time_may_be_told_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path, "hello, world") as stage:
+            stage.worker.hold_at = 4
+            begun = (await stage.client.post("/v1/responses", json=ASKED)).json()
+            await stage.worker.reached.wait()
+            closing = asyncio.create_task(stage.service.close(3600.0))
+            await asyncio.sleep(0)
+            assert not closing.done()
+            stage.service.background.leave()
+            async with asyncio.timeout(10):
+                await closing
+            left = (await stage.client.get(f"/v1/responses/{begun['id']}")).json()
+            assert (left["status"], "stopped" in left["error"]["message"]) == ("failed", True)
+
+    asyncio.run(story())
+
+
 def test_a_gateway_that_is_told_twice_waits_for_none_of_them(tmp_path: Path) -> None:
     async def run() -> None:
         options: dict[str, Any] = {"drain_timeout_s": 3600.0, "silent_after_s": 7200.0}

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tandem.core.errors import UnavailableError
+from tandem.gateway.known_conversations import MIN_BODY_BYTES
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
 from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, StoredResponse
@@ -66,6 +67,18 @@ def test_a_response_is_found_listed_and_deleted(tmp_path: Path) -> None:
         assert "one" in stage.worker.last_prompt, "a chain outlives its first response"
 
     tell(tmp_path, story, "1", "2", "3")
+
+
+def test_a_long_body_without_input_goes_on_with_a_response(tmp_path: Path) -> None:
+    """Regression: a body of 128 KiB or more without `input` was answered 500."""
+
+    async def story(stage: Stage) -> None:
+        first = (await stage.client.post("/v1/responses", json=ASKED)).json()
+        asked = {"model": MODEL, "previous_response_id": first["id"], "client_metadata": {"x": "x" * MIN_BODY_BYTES}}
+        second = await stage.client.post("/v1/responses", json=asked)
+        assert (second.status_code, second.json()["status"]) == (200, "completed"), second.text
+
+    tell(tmp_path, story, "hello", "again")
 
 
 def test_a_response_belongs_to_its_tenant(tmp_path: Path) -> None:
