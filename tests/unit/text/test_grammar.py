@@ -261,7 +261,7 @@ def test_a_regex_holds_for_the_whole_answer(grammars: Grammars, tokenizer: Token
 
 
 def test_a_choice_is_one_of_its_texts_and_every_one_is_met(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    choices = ["yes", "no", "", 'a"quote', "line\nend", "tab\t\\", "😀 é", "yes"]
+    choices = ["yes", "no", "", 'a"quote', "line\nend", "tab\t\\", "DEL\x7f", "😀 é", "yes"]
     assert set(_answers(grammars, tokenizer, choice_grammar(choices), 200)) == set(choices)
 
 
@@ -344,7 +344,7 @@ def test_lark_is_looked_through_once(source: str) -> None:
 
 
 def test_limits_of_the_other_builders() -> None:
-    for pattern in (None, 3, "a" * (MAX_REGEX_CHARACTERS + 1), "\ud800"):
+    for pattern in (None, 3, "a" * (MAX_REGEX_CHARACTERS + 1), "\ud800", "a\\", "a\\\\\\"):
         with pytest.raises(InvalidRequestError, match="regex"):
             regex_grammar(pattern)  # type: ignore[arg-type]
     for choices in ([], ["a"] * (MAX_CHOICES + 1), "text", [1], ["\ud800"], ["x" * 2**17] * 3):
