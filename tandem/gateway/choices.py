@@ -21,14 +21,18 @@ EXPECTED_OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 def make_choices(
     request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, fresh: FreshNumbers
 ) -> tuple[ChoiceRequest, ...]:
-    """Makes `params.n` choices for each prompt. A request without a seed gets an unpredictable one."""
-    seed = fresh.bits(63) if params.seed is None else params.seed
-    each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
+    """Makes `params.n` choices for each prompt. Choices of a request without a seed get unpredictable ones, which all
+    differ; with a seed, a prompt's answers are those that it would have alone.
+    """
     is_single = len(prompts) * params.n == 1
+    given = params.seed
+    drawn = fresh.bits(63) if given is None else 0
     choices: list[ChoiceRequest] = []
     for token_ids in map(packed, prompts):
-        for own in each:
+        for number in range(params.n):
             index = len(choices)
+            seed = choice_seed(drawn, index) if given is None else choice_seed(given, number)
+            own = replace(params, n=1, seed=seed)
             choices.append(ChoiceRequest(index, request_id if is_single else f"{request_id}/{index}", token_ids, own))
     return tuple(choices)
 

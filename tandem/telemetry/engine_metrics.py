@@ -279,8 +279,9 @@ class WorkerMetrics:
 
 
 def _observe(histogram: Histogram, begin_s: float | None, end_s: float | None) -> None:
+    """NOTE: a token from a prefill worker may come before its request is scheduled here; a sum must never fall."""
     if begin_s is not None and end_s is not None:
-        histogram.observe(end_s - begin_s)
+        histogram.observe(max(0.0, end_s - begin_s))
 
 
 def _one_two_five(largest: int) -> Iterator[float]:

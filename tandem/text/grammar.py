@@ -55,9 +55,11 @@ def regex_grammar(pattern: str) -> str:
     """A grammar for text that matches all of `pattern` (Rust's syntax: no look-around, no back-references).
 
     Raises:
-        InvalidRequestError: it is not text, or too long.
+        InvalidRequestError: it is not text, too long, or ends inside an escape.
     """
     _check_text("regex", pattern, MAX_REGEX_CHARACTERS)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # NOTE: `regex_to_lark` would leave it out
+        raise InvalidRequestError(f"regex={shown(pattern)} ends with a backslash that escapes nothing")
     # NOTE: an empty one between slashes would begin a comment
     return _lark(f"start: /{regex_to_lark(pattern)}/\n" if pattern else 'start: ""')
 
@@ -73,7 +75,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
     for choice in choices:
         _check_text("choice entry", choice, MAX_CHOICES_CHARACTERS)
     check_size("".join(choices), "choice", MAX_CHOICES_CHARACTERS)
-    return _lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices)))
+    return _lark("start: " + " | ".join(map(_literal, dict.fromkeys(choices))))
 
 
 def lark_grammar(source: str) -> str:
@@ -90,6 +92,11 @@ def lark_grammar(source: str) -> str:
 
 def _lark(source: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def _literal(text: str) -> str:
+    """A text as a quoted string of Lark. NOTE: llguidance reads DEL in one only where it is escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _check_text(name: str, text: object, maximum: int) -> None:

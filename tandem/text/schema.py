@@ -5,6 +5,7 @@ before the depth is known.
 """
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,12 +22,14 @@ MAX_PATTERN_CHARACTERS = 4096
 MAX_MULTIPLE = 10_000  # largest `multipleOf`, counted in its last decimal place
 _MAX_COMPARED = 2**16  # options of all oneOf, and texts that distinguish them, that are compared
 _MAX_EXACT = 2**53
+_LEAST_NUMBER = 1e-30  # that is written beside an exclusive bound of 0
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # NOTE: between tokens of JSON; unbounded, a model may never leave it
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SINGLES = ("additionalProperties", "additionalItems")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_EXCLUSIVE = {"exclusiveMinimum": math.inf, "exclusiveMaximum": -math.inf}  # and where what is allowed lies
+_NUMBERS = ("minimum", "maximum", *_EXCLUSIVE, "multipleOf")
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
 _PLAIN = frozenset({"const", "enum", "type", "required", "pattern", "format", "$ref", *_NUMBERS, *_COUNTS})
 _ANNOTATIONS = frozenset(
@@ -155,6 +158,8 @@ class _Walk:
             return [self.rewrite(inner, (*here, str(index))) for index, inner in enumerate(value)]
         if key in _SINGLES or key == "items":
             return self.rewrite(value, here)
+        if key in _EXCLUSIVE:
+            return _beyond(value, _EXCLUSIVE[key])
         if key == "$ref":
             self._references.setdefault(_target(value, path), path)
         return without_nul(value) if key == "pattern" and isinstance(value, str) else value
@@ -217,6 +222,17 @@ def _check_values(schema: Mapping[str, Any], path: _Path) -> None:
         raise _refusal(path, f"multipleOf={multiple} must be a number")
     if isinstance(multiple, (int, float)) and not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
         raise _refusal(path, f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten")
+
+
+def _beyond(bound: Any, direction: float) -> Any:
+    """An exclusive bound that is a whole number, moved as little as a double can be; any other value as it is.
+
+    NOTE: where both bounds have one integer part, as 0 and 0.5, llguidance (1.9.1) lets the whole number itself pass.
+    """
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound != int(bound):
+        return bound
+    moved = math.nextafter(bound, direction) if bound else math.copysign(_LEAST_NUMBER, direction)
+    return bound if moved.is_integer() else moved
 
 
 def _num_steps(multiple: float) -> int:

@@ -13,11 +13,13 @@ from typing import Any
 
 from tandem.core.config import FLOAT, INT8, EngineConfig
 from tandem.core.output import RequestOutput
+from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.scheduler.request import Handoff
+from tandem.text.grammar import choice_grammar, regex_grammar
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain
 from tests.helpers.heads import HEAD_BUILDERS
@@ -41,7 +43,10 @@ _SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
 LATE_STEP = 30
 _RESUMED = "+"  # behind the id of a request that goes on
 
-Answer = tuple[list[int], list[object], object, object]
+_STOPS = ("a", "Q", " ", "\ufffd", "zz", "\ufffd\ufffd")
+_GRAMMARS = (regex_grammar("[a-z]{2,9}-[0-9]{3}"), regex_grammar("[äöß]{4}"), choice_grammar(("yes", "yes, 你", "no")))
+
+Answer = tuple[list[int], list[object], object, object, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +119,18 @@ def _rotate(rng: random.Random, path: Path) -> str | None:
     return f"{location} of {name}"
 
 
-def draw_params(rng: random.Random) -> SamplingParams:
+def draw_params(rng: random.Random, *, with_grammars: bool = False) -> SamplingParams:
     """Every option that changes tokens or tells of them, alone and mixed."""
+    max_tokens = rng.choice((1, 2, 5, 17, 33))
     options: dict[str, Any] = {
         "temperature": rng.choice((0.0, 0.7, 1.0)),
         "seed": rng.randrange(100),
-        "max_tokens": rng.choice((1, 2, 5, 17, 33)),
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
     }
+    end = tuple(rng.randrange(6, 199) for _ in range(rng.randint(1, 2)))
+    start = tuple(rng.randrange(6, 199) for _ in range(rng.randint(0, 2)))
+    thinking = Reasoning(start, end, is_open=rng.random() < 0.6, max_tokens=rng.choice((None, 0, 3, 9)))
     others: dict[str, Any] = {
         "logprobs": rng.choice((0, 2)),
         "prompt_logprobs": rng.choice((0, 3)),
@@ -134,10 +144,18 @@ def draw_params(rng: random.Random) -> SamplingParams:
         "allowed_token_ids": tuple(range(6, 199, rng.randrange(1, 5))),
         "bad_words": ((rng.randrange(6, 199),), (rng.randrange(6, 199), rng.randrange(6, 199))),
         "stop_token_ids": tuple(range(6, 199, 20)),
+        "stop": tuple(rng.sample(_STOPS, rng.randint(1, 4))),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "min_tokens": rng.randint(1, max_tokens),
+        "reasoning": thinking,
         "speculate": "off",
     }
     chosen = {name: value for name, value in others.items() if rng.random() < 0.2}
-    return SamplingParams(ignore_eos=True, **options, **chosen)
+    if with_grammars and rng.random() < 0.4:  # NOTE: a grammar says itself when an answer ends
+        chosen = {name: value for name, value in chosen.items() if name not in ("min_tokens", "allowed_token_ids")}
+        options |= {"grammar": rng.choice(_GRAMMARS), "ignore_eos": False}
+    return SamplingParams(**options, **chosen)
 
 
 def draw_asks(rng: random.Random, number: int) -> list[Ask]:
@@ -148,12 +166,12 @@ def draw_asks(rng: random.Random, number: int) -> list[Ask]:
     def prompt(length: int) -> list[int]:
         return [rng.randrange(6, 199) for _ in range(length)]
 
-    beginnings = [prompt(100) for _ in range(2)]
+    beginnings, with_grammars = [prompt(100) for _ in range(2)], rng.random() < 0.3
     asks = []
     for index in range(number):
         own = prompt(rng.choice((1, 7, 16, 33, 90, 150, 200)))
         whole = (beginnings[index % 2] + own)[:200] if rng.random() < 0.5 else own
-        asks.append(Ask(whole, draw_params(rng), rng.choice(("", "", "", "other"))))
+        asks.append(Ask(whole, draw_params(rng, with_grammars=with_grammars), rng.choice(("", "", "", "other"))))
     known = max(asks, key=lambda ask: len(ask.prompt))
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=1)
     return [*asks, Ask(known.prompt, params, known.salt, is_late=True)]
@@ -216,17 +234,18 @@ def plain_config(model: Model, **overrides: Any) -> EngineConfig:
 
 
 def answer_of(outputs: list[RequestOutput]) -> Answer:
-    """Tokens, logprobs and those of the prompt to the bit, and why it ended; None: it has not. A step with drafts tells
-    several tokens at once.
+    """Tokens, logprobs and those of the prompt to the bit, the text, and why it ended; None: it has not. A step with
+    drafts tells several tokens at once.
     """
     tokens = [token for output in outputs for token in output.token_ids]
     logprobs: list[object] = [entry for output in outputs for entry in output.logprobs or ()]
     of_prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
-    return tokens, logprobs, of_prompt, outputs[-1].finish_reason if outputs else None
+    text = "".join(output.text for output in outputs)
+    return tokens, logprobs, of_prompt, text, outputs[-1].finish_reason if outputs else None
 
 
 def is_beginning(found: Answer, whole: Answer) -> bool:
     """Whether an answer that was cut off is what the whole one begins with."""
-    tokens, logprobs, of_prompt, reason = found
+    tokens, logprobs, of_prompt, text, reason = found
     is_same = tokens == whole[0][: len(tokens)] and logprobs == whole[1][: len(logprobs)]
-    return is_same and of_prompt in (None, whole[2]) and reason is None
+    return is_same and of_prompt in (None, whole[2]) and str(whole[3]).startswith(str(text)) and reason is None

@@ -20,6 +20,12 @@ def test_each_choice_of_each_prompt_has_its_seed_and_name() -> None:
     assert single.params.seed is not None
 
 
+def test_equal_prompts_without_a_seed_have_answers_of_their_own() -> None:
+    """Regression: every prompt of a list had the same seeds, so the same prompt twice gave the same answer twice."""
+    choices = make_choices("r", [[1, 2]] * 3, SamplingParams(n=2), FreshNumbers())
+    assert len({choice.params.seed for choice in choices}) == 6
+
+
 def test_answers_are_counted_before_anything_is_encoded() -> None:
     check_num_choices(4, 2, 8)
     with pytest.raises(InvalidRequestError, match="more than 8"):

@@ -164,6 +164,14 @@ def test_a_request_that_never_ran_is_not_timed() -> None:
     assert found["vllm:prefix_cache_queries_total", LABELS] == 0
 
 
+def test_a_token_that_came_before_there_was_room_takes_no_time_off() -> None:
+    """Regression: the sum of prefill times fell, which counts as a restart of the worker where rates are computed."""
+    registry = CollectorRegistry()
+    early = finished(first_scheduled_s=13.0, first_token_s=12.0)
+    WorkerMetrics(registry, "demo").observe_request(early, FinishReason.STOP)
+    assert exported(registry)["vllm:request_prefill_time_seconds_sum", LABELS] == 0.0
+
+
 def test_tokens_of_one_step_share_its_gap() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "demo")

@@ -211,6 +211,27 @@ def test_a_pattern_excludes_what_is_written_with_an_escape(
         assert all(walker.admits(schema_grammar(schema), json.dumps(text, ensure_ascii=False)) for text in good)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "good", "bad"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.000001", "0.5"], ["0", "0.0", "-0", "0.6"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0.0}, ["-0.1", "-0.5"], ["0", "-0", "-0.0", "-0.6"]),
+        ({"exclusiveMinimum": 9, "exclusiveMaximum": 9.5}, ["9.1", "9.0000001"], ["9", "9.0", "9.5"]),
+        ({"exclusiveMinimum": -2.5, "exclusiveMaximum": -2}, ["-2.1", "-2.49"], ["-2", "-2.0", "-2.5"]),
+        ({"exclusiveMinimum": 1, "maximum": 12}, ["1.1", "2", "12"], ["1", "1.0", "12.1"]),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, ["1", "2"], ["0", "3", "1.5"]),
+    ],
+)
+def test_an_exclusive_bound_is_excluded(
+    grammars: Grammars, tokenizer: Tokenizer, bounds: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    """Regression: where both bounds have the same integer part, a bound that is whole passed."""
+    walker = Walker(tokenizer, grammars)
+    apart = {"allOf": [{"type": "number"}, *({keyword: value} for keyword, value in bounds.items())]}
+    for schema in ({"type": "number", **bounds}, apart):
+        assert [text for text in (*good, *bad) if walker.admits(schema_grammar(schema), text)] == good
+
+
 @pytest.mark.parametrize("pattern", ["[", "a[^", '^[^"', r"\p", r"\p{", "[[a]"])
 def test_a_broken_pattern_is_refused(grammars: Grammars, pattern: str) -> None:
     with pytest.raises(InvalidRequestError, match="regex parse error"):
@@ -261,7 +282,7 @@ def test_a_regex_holds_for_the_whole_answer(grammars: Grammars, tokenizer: Token
 
 
 def test_a_choice_is_one_of_its_texts_and_every_one_is_met(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    choices = ["yes", "no", "", 'a"quote', "line\nend", "tab\t\\", "😀 é", "yes"]
+    choices = ["yes", "no", "", 'a"quote', "line\nend", "tab\t\\", "DEL\x7f", "😀 é", "yes"]
     assert set(_answers(grammars, tokenizer, choice_grammar(choices), 200)) == set(choices)
 
 
@@ -344,7 +365,7 @@ def test_lark_is_looked_through_once(source: str) -> None:
 
 
 def test_limits_of_the_other_builders() -> None:
-    for pattern in (None, 3, "a" * (MAX_REGEX_CHARACTERS + 1), "\ud800"):
+    for pattern in (None, 3, "a" * (MAX_REGEX_CHARACTERS + 1), "\ud800", "a\\", "a\\\\\\"):
         with pytest.raises(InvalidRequestError, match="regex"):
             regex_grammar(pattern)  # type: ignore[arg-type]
     for choices in ([], ["a"] * (MAX_CHOICES + 1), "text", [1], ["\ud800"], ["x" * 2**17] * 3):
