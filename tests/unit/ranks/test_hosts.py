@@ -299,6 +299,22 @@ def test_an_epoch_is_followed_by_another_whichever_ranks_have_pipes_between_host
     assert not any(thread.name.startswith("tandem-forward") for thread in threading.enumerate())
 
 
+def test_a_leader_that_ends_during_the_handshake_may_be_joined_again(tmp_path: Path) -> None:
+    """Regression: the host ended for good, as if the leader had refused its certificate."""
+    Authority("chat.default").write(tmp_path, CertifiedRole.WORKER)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+
+        hanging_up = pool.submit(hang_up)
+        with pytest.raises(TransportError, match="broke off"):
+            join(listener.getsockname(), proof(tmp_path), bytes(16), Direction.TO_HOST, RELEASE)
+        hanging_up.result(timeout=10)
+
+
 def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
     """Frames that are for hosts to say."""
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
