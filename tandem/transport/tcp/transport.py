@@ -133,6 +133,7 @@ class TcpTransport:
     def _connected(self, accepted: Card, address: Address) -> _HostLink:
         limit_s = time.monotonic() + HANDSHAKE_S
         tls = self._config.tls
+        material = None if tls is None else tls.current()
         connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address), tls=tls)
         pace = LinkPace()
         queue = ReadQueue(self._clock, pace)
@@ -141,7 +142,7 @@ class TcpTransport:
             return open_connection(address, accepted, self._identity, tick, timeout_s, tls)
 
         streams = tuple(
-            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls)
+            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls, material)
             for index in range(self._config.num_streams)
         )
         return _HostLink(queue, pace, streams)
