@@ -6,6 +6,8 @@ The leader plans reads and gets their results; the bytes go from the host that h
 
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
@@ -97,12 +99,23 @@ class HostsTransport:
                     kind = IncompatiblePeerError if answer.is_for_good else TransportError
                     raise kind(f"{other.name}: {answer.reason}")
         except TimeoutError as error:
-            self.disconnect(peer)
+            self._take_back(peer, asked)
             raise TransportError(f"not all hosts have connected within {_CONNECT_S:g} s") from error
         except TransportError:
-            self.disconnect(peer)
+            self._take_back(peer, asked)
             raise
         return peer
+
+    def _take_back(self, peer: Peer, connecting: "Sequence[Future[KVAnswer]]") -> None:
+        """Disconnects a peer to which hosts may still be connecting: each is told once it has answered, since the host
+        serves calls side by side.
+        """
+        self._own.disconnect(peer)
+        for other, answered in zip(self._others, connecting, strict=True):
+            answered.add_done_callback(partial(self._leave, other, peer))
+
+    def _leave(self, other: RemoteHost, peer: Peer, _: object = None) -> None:
+        other.ask(DisconnectPeer(peer.connection))
 
     def read(
         self,
@@ -133,7 +146,7 @@ class HostsTransport:
     def disconnect(self, peer: Peer) -> None:
         self._own.disconnect(peer)
         for other in self._others:
-            other.ask(DisconnectPeer(peer.connection))
+            self._leave(other, peer)
 
     def close(self) -> None:
         """Ends all reads. NOTE: a host that does not answer is lost, and its memory with it."""
