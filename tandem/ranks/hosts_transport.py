@@ -5,7 +5,7 @@ The leader plans reads and gets their results; the bytes go from the host that h
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -127,7 +127,7 @@ class HostsTransport:
         if len(remote_blocks) != len(local_blocks):
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)  # which refuses it
         remote, local = np.asarray(remote_blocks, dtype=np.int64), np.asarray(local_blocks, dtype=np.int64)
-        begun: list[Transfer] = []
+        begins: list[Callable[[], Transfer]] = []
         for host, other in enumerate(self._by_place):
             theirs, ours = remote, local
             if self._pool.num_ranks > 1:
@@ -136,12 +136,12 @@ class HostsTransport:
             if not len(ours):
                 continue
             if other is None:
-                begun.append(self._own.read(peer, theirs.tolist(), ours.tolist(), deadline_s))
+                begins.append(partial(self._own.read, peer, theirs.tolist(), ours.tolist(), deadline_s))
             else:
-                begun.append(self._read_there(other, peer, theirs, ours, deadline_s))
-        if not begun:
+                begins.append(partial(self._read_there, other, peer, theirs, ours, deadline_s))
+        if not begins:
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)
-        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+        return Transfer.begun(begins, self._clock)
 
     def disconnect(self, peer: Peer) -> None:
         self._own.disconnect(peer)

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
@@ -163,10 +164,11 @@ class TcpTransport:
         for run in runs:
             parts.setdefault(self._host_of(run.remote, peer, len(hosts)), []).append(run)
         is_in_pieces = unit_bytes != self._pool.page_bytes
-        begun = [
-            hosts[host].read(part, unit_bytes, is_in_pieces, deadline_s, self._clock) for host, part in parts.items()
+        begins = [
+            partial(hosts[host].read, part, unit_bytes, is_in_pieces, deadline_s, self._clock)
+            for host, part in parts.items()
         ]
-        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+        return Transfer.begun(begins, self._clock)
 
     def _host_of(self, unit: int, peer: Peer, num_hosts: int) -> int:
         """Index of the peer's host that has this unit. If all have a copy, the reader's hosts ask different ones."""
