@@ -72,6 +72,7 @@ class HostGroup:
         self._complain_at_s: dict[type[Exception], float] = {}
         self._changed = threading.Condition()
         self._closed = threading.Event()
+        self._mirror: LinksMirror | None = None
         self._forwarders: list[threading.Thread] = []
         try:
             family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
@@ -109,9 +110,8 @@ class HostGroup:
         Raises:
             RanksLostError: a host is lost.
         """
-        for thread in self._forwarders:
-            thread.join()
-        mirror = LinksMirror(memory, self.place)
+        self._end_forwarding()
+        mirror = self._mirror = LinksMirror(memory, self.place)
         ranks: dict[int, RankProcess] = {}
         with self._changed:
             hosts = self.others
@@ -147,6 +147,16 @@ class HostGroup:
         self._stop_listening()
         for host in list(self._hosts.values()):
             host.close()
+        self._end_forwarding()
+
+    def _end_forwarding(self) -> None:
+        """Ends the threads that forward an epoch's exchanges. NOTE: the leader ends only those in which it takes part;
+        the threads of other ranks' pipes would wait for ever.
+        """
+        if self._mirror is not None:
+            self._mirror.end()
+        for thread in self._forwarders:
+            thread.join()
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

@@ -5,7 +5,9 @@ The leader plans reads and gets their results; the bytes go from the host that h
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
@@ -97,12 +99,23 @@ class HostsTransport:
                     kind = IncompatiblePeerError if answer.is_for_good else TransportError
                     raise kind(f"{other.name}: {answer.reason}")
         except TimeoutError as error:
-            self.disconnect(peer)
+            self._take_back(peer, asked)
             raise TransportError(f"not all hosts have connected within {_CONNECT_S:g} s") from error
         except TransportError:
-            self.disconnect(peer)
+            self._take_back(peer, asked)
             raise
         return peer
+
+    def _take_back(self, peer: Peer, connecting: "Sequence[Future[KVAnswer]]") -> None:
+        """Disconnects a peer to which hosts may still be connecting: each is told once it has answered, since the host
+        serves calls side by side.
+        """
+        self._own.disconnect(peer)
+        for other, answered in zip(self._others, connecting, strict=True):
+            answered.add_done_callback(partial(self._leave, other, peer))
+
+    def _leave(self, other: RemoteHost, peer: Peer, _: object = None) -> None:
+        other.ask(DisconnectPeer(peer.connection))
 
     def read(
         self,
@@ -114,7 +127,7 @@ class HostsTransport:
         if len(remote_blocks) != len(local_blocks):
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)  # which refuses it
         remote, local = np.asarray(remote_blocks, dtype=np.int64), np.asarray(local_blocks, dtype=np.int64)
-        begun: list[Transfer] = []
+        begins: list[Callable[[], Transfer]] = []
         for host, other in enumerate(self._by_place):
             theirs, ours = remote, local
             if self._pool.num_ranks > 1:
@@ -123,17 +136,17 @@ class HostsTransport:
             if not len(ours):
                 continue
             if other is None:
-                begun.append(self._own.read(peer, theirs.tolist(), ours.tolist(), deadline_s))
+                begins.append(partial(self._own.read, peer, theirs.tolist(), ours.tolist(), deadline_s))
             else:
-                begun.append(self._read_there(other, peer, theirs, ours, deadline_s))
-        if not begun:
+                begins.append(partial(self._read_there, other, peer, theirs, ours, deadline_s))
+        if not begins:
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)
-        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+        return Transfer.begun(begins, self._clock)
 
     def disconnect(self, peer: Peer) -> None:
         self._own.disconnect(peer)
         for other in self._others:
-            other.ask(DisconnectPeer(peer.connection))
+            self._leave(other, peer)
 
     def close(self) -> None:
         """Ends all reads. NOTE: a host that does not answer is lost, and its memory with it."""

@@ -113,14 +113,13 @@ def join(
             shake_hands(encrypted, material, HANDSHAKE_S)
             is_accepted = PeerCertificate(proof.tls, chain_of(encrypted)).is_accepted
         _prove_as_host(connection, where, proof, host_id, direction, release, tick)
-    except ssl.SSLError as error:
-        connection.close()
-        raise ConfigurationError(
-            f"the leader at {where} and this host do not accept each other's certificates: {error}; give both a "
-            "tls_dir with certificates of the same CA"
-        ) from error
     except OSError as error:
         connection.close()
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            raise ConfigurationError(
+                f"the leader at {where} and this host do not accept each other's certificates: {error}; give both a "
+                "tls_dir with certificates of the same CA"
+            ) from error
         raise TransportError(f"the handshake with the leader at {where} broke off: {error}") from error
     except (TransportError, ConfigurationError):
         connection.close()

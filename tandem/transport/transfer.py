@@ -6,11 +6,11 @@ transfer has failed. Only the transport that created a transfer may call `succee
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 from tandem.core.clock import Clock
-from tandem.core.errors import TransportError
+from tandem.core.errors import CapacityError, TransportError
 
 
 class TransferState(StrEnum):
@@ -76,10 +76,31 @@ class Transfer:
         self._become(self.state, self.error, is_over=True)
 
     @staticmethod
+    def begun(begins: "Iterable[Callable[[], Transfer]]", clock: Clock) -> "Transfer":
+        """Begins several reads, in order, as one transfer. If one is refused, the transfer has failed, and is over when
+        those before it are: they may still write.
+
+        Raises:
+            TransportError, CapacityError: the first was refused, so that nothing writes.
+        """
+        parts: list[Transfer] = []
+        for begin in begins:
+            try:
+                parts.append(begin())
+            except (TransportError, CapacityError) as error:
+                if not parts:
+                    raise
+                refused = Transfer(0, clock)
+                refused.fail(error if isinstance(error, TransportError) else TransportError(str(error)))
+                parts.append(refused)
+                break
+        return parts[0] if len(parts) == 1 else Transfer.joined(parts, clock)
+
+    @staticmethod
     def joined(parts: "Sequence[Transfer]", clock: Clock) -> "Transfer":
         """One transfer for several: DONE when all are, FAILED with the first that fails, over when all are over."""
         whole = Transfer(sum(part.num_bytes for part in parts), clock)
-        lock, left = threading.Lock(), {"pending": len(parts), "writing": len(parts)}
+        lock, left = threading.Lock(), {"pending": len(parts), "callbacks": 2 * len(parts)}
 
         def is_last(kind: str) -> bool:
             with lock:
@@ -91,14 +112,16 @@ class Transfer:
                 whole.fail(part.error, is_over=False)
             if is_last("pending") and whole.error is None:
                 whole.succeed()
+            called(part)
 
-        def over(_: Transfer) -> None:
-            if is_last("writing"):
+        def called(_: Transfer) -> None:
+            """NOTE: a part that ends while it is added here may be over before its thread tells that it has ended."""
+            if is_last("callbacks"):
                 whole.settle()
 
         for part in parts:
             part.add_done_callback(ended)
-            part.add_over_callback(over)
+            part.add_over_callback(called)
         return whole
 
     def _become(self, state: TransferState, error: TransportError | None, *, is_over: bool) -> None:

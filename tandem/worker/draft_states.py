@@ -53,7 +53,8 @@ async def fetch_draft_state(
     """Reads a leased drafter's state and has the drafter begin request `engine_id` with it; returns the stage for the
     timeline. None: it could not be read in time. `forget_draft_state` must follow.
     """
-    hold = TransferHold(core.engine, f"draft state of {engine_id}")
+    # NOTE: named for the lease too: an earlier read for this request may still write, into pages of another hold
+    hold = TransferHold(core.engine, f"draft state of {engine_id} under {lease_id}")
     try:
         async with asyncio.timeout(_FETCH_S):
             return await _fetch(core, source, lease_id, leased, engine_id, hold)

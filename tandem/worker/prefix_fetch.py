@@ -71,6 +71,7 @@ class PrefixFetch:
             lease = await source.client.lease(call, timeout_s=LEASE_TIMEOUT_S)
             if lease.num_tokens == 0:
                 raise TransportError(f"worker {source.worker.worker_id} does not hold the prefix (any more)")
+            source.keep(lease_id)  # NOTE: again: a probe that overtook the call learned that there was no such lease
             await self._fetch.pull(source, lease)
         finally:
             source.release(lease_id)

@@ -9,13 +9,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, TransportError, WorkerStoppedError
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import LinkReport, WorkerAddress
 from tandem.transport.base import KVTransport, Peer
-from tandem.transport.reshard import Entry, Pages, Resharding
+from tandem.transport.reshard import Entry, Pages, RankedRead, Resharding
 from tandem.transport.transfer import Transfer
 
 PING_INTERVAL_S = 0.5  # between two probes of a peer in use
@@ -77,21 +78,23 @@ class KVSource:
         self, entries: Sequence[Entry], remote_blocks: Sequence[Pages], local_blocks: Sequence[Pages], clock: Clock
     ) -> Transfer:
         """Begins to read blocks on all ranks; they arrive or fail together. `remote_blocks`, `local_blocks`: pages of
-        each entry there and here. Raises `TransportError` if nothing could be begun.
+        each entry there and here. Raises `TransportError` or `CapacityError` if nothing could be begun.
 
         A connection that refused a read is not used again, since it would refuse others.
         """
-        begun: list[Transfer] = []
         try:
-            for part in self.resharding.reads(entries, remote_blocks, local_blocks):
-                begun.append(self.transport.read(self.peer, part.remote, part.local))
-        except TransportError as error:
+            parts = self.resharding.reads(entries, remote_blocks, local_blocks)
+        except TransportError:
             self.is_broken = True
-            if not begun:
-                raise
-            begun.append(Transfer(0, clock))  # NOTE: those that have begun may still write
-            begun[-1].fail(error)
-        return begun[0] if len(begun) == 1 else Transfer.joined(begun, clock)
+            raise
+        return Transfer.begun([partial(self._begin, part) for part in parts], clock)
+
+    def _begin(self, part: RankedRead) -> Transfer:
+        try:
+            return self.transport.read(self.peer, part.remote, part.local)
+        except TransportError:
+            self.is_broken = True
+            raise
 
     def read_pages(self, remote: Sequence[int], local: Sequence[int]) -> Transfer:
         """Begins to read whole pages of all ranks; raises `TransportError` if that is refused."""

@@ -137,6 +137,10 @@ async def unchanged(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
     return [update]
 
 
+async def at_once() -> None:
+    """Waits for nothing."""
+
+
 @dataclass(slots=True)
 class Middleman:
     """A worker's handler that passes calls on to a real worker, and changes what the tests say.
@@ -146,8 +150,10 @@ class Middleman:
         change: called with each update of a prefill.
         change_lease, change_confirm, change_greeting: what becomes of those answers.
         before_confirm: done when a read is over, before the worker is asked.
+        before_lease: waited for before the worker is asked for a lease.
         silent: names of methods that never answer.
         calls: names of methods that were called, in order.
+        renewed: the leases of each call to renew, in order.
     """
 
     real: WorkerClient
@@ -156,9 +162,11 @@ class Middleman:
     change_confirm: Callable[[ConfirmAnswer], ConfirmAnswer] = lambda answer: answer
     change_greeting: Callable[[Greeting], Greeting] = lambda greeting: greeting
     before_confirm: Callable[[ConfirmCall], None] = lambda call: None
+    before_lease: Callable[[], Awaitable[None]] = at_once
     silent: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    renewed: list[tuple[str, ...]] = field(default_factory=list)
 
     async def _note(self, name: str) -> None:
         self.calls.append(name)
@@ -195,9 +203,11 @@ class Middleman:
 
     async def lease(self, call: LeaseCall) -> LeaseUpdate:
         await self._note("lease")
+        await self.before_lease()
         return self.change_lease(await self.real.lease(call))
 
     async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
+        self.renewed.append(tuple(lease_ids))
         await self._note("renew")
         return await self.real.renew(lease_ids)
 

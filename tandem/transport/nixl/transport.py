@@ -138,11 +138,14 @@ class NixlTransport:
                 raise TransportError(f"{NUM_PROBES} connections are under way at once; try again")
             probe = self._probes.pop()
         transfer = self._submit(link, [Part(IDENTITY_BYTES, partial(_read_identity, probe))], CONNECT_S)
-        transfer.add_over_callback(lambda _: self._probes.add(probe))
-        transfer.wait()
-        if transfer.state is not TransferState.DONE:
-            raise TransportError(f"peer {card.incarnation} cannot be reached: {transfer.error}")
-        found = self._owner.call(lambda: self._owner.agent().identity_read(probe))[: len(card.incarnation) // 2].hex()
+        try:
+            transfer.wait()
+            if transfer.state is not TransferState.DONE:
+                raise TransportError(f"peer {card.incarnation} cannot be reached: {transfer.error}")
+            read = self._owner.call(lambda: self._owner.agent().identity_read(probe))
+        finally:  # NOTE: not before, or another connection's identity could be read into the same row first
+            transfer.add_over_callback(lambda _: self._probes.add(probe))
+        found = read[: len(card.incarnation) // 2].hex()
         if found != card.incarnation:
             raise IncompatiblePeerError(f"the card is of incarnation {card.incarnation}, but {found} answers there")
 

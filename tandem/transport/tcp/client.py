@@ -131,6 +131,7 @@ class Stream:
         connect: opens a new connection, given a function to call from time to time, which raises to give up, and the
             timeout of an answer in seconds; called on the stream's thread.
         tls: this process's certificate; a connection that was made with former files is replaced before the next read.
+        material: content of these files before `connection` was made; None = there was none.
     """
 
     def __init__(
@@ -141,9 +142,9 @@ class Stream:
         connection: socket.socket | None,
         connect: Connect,
         tls: TlsFiles | None = None,
+        material: Material | None = None,
     ) -> None:
-        self._tls = tls
-        self._material = self._current_material()
+        self._tls, self._material = tls, material
         self._queue, self._pool, self._clock, self._connect = queue, pool, clock, connect
         self._connection = connection
         self._request_ids = itertools.count(1)

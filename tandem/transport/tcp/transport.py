@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
@@ -133,6 +134,7 @@ class TcpTransport:
     def _connected(self, accepted: Card, address: Address) -> _HostLink:
         limit_s = time.monotonic() + HANDSHAKE_S
         tls = self._config.tls
+        material = None if tls is None else tls.current()
         connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address), tls=tls)
         pace = LinkPace()
         queue = ReadQueue(self._clock, pace)
@@ -141,7 +143,7 @@ class TcpTransport:
             return open_connection(address, accepted, self._identity, tick, timeout_s, tls)
 
         streams = tuple(
-            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls)
+            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls, material)
             for index in range(self._config.num_streams)
         )
         return _HostLink(queue, pace, streams)
@@ -162,10 +164,11 @@ class TcpTransport:
         for run in runs:
             parts.setdefault(self._host_of(run.remote, peer, len(hosts)), []).append(run)
         is_in_pieces = unit_bytes != self._pool.page_bytes
-        begun = [
-            hosts[host].read(part, unit_bytes, is_in_pieces, deadline_s, self._clock) for host, part in parts.items()
+        begins = [
+            partial(hosts[host].read, part, unit_bytes, is_in_pieces, deadline_s, self._clock)
+            for host, part in parts.items()
         ]
-        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+        return Transfer.begun(begins, self._clock)
 
     def _host_of(self, unit: int, peer: Peer, num_hosts: int) -> int:
         """Index of the peer's host that has this unit. If all have a copy, the reader's hosts ask different ones."""

@@ -2,6 +2,7 @@
 is let in.
 """
 
+import os
 import pickle
 import re
 import signal
@@ -10,21 +11,24 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tandem.compute.native.links import SharedLinks
+from tandem.compute.native.links_layout import make_links_memory
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
-from tandem.ranks.frames import Frame, FrameKind
+from tandem.ranks.frames import NUMBER, Frame, FrameKind
 from tandem.ranks.host import HostSession
 from tandem.ranks.host_group import HostGroup
 from tandem.ranks.host_kv import KVEndpoint
 from tandem.ranks.link import Link
 from tandem.ranks.messages import Loaded, pack, unpack
+from tandem.ranks.rank_process import RankProcess
 from tandem.ranks.rendezvous import JOIN, Direction, join, own_release
 from tandem.tls.authority import Authority
 from tandem.tls.identity import CertifiedRole
@@ -121,19 +125,22 @@ def test_stages_on_several_hosts_have_the_bits_of_one_rank(
     assert found == one_rank(checkpoint_of_four_layers)
 
 
-@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_ranks", "num_stages"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 2), (4, 2)))]
+)
 def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_killed(
-    checkpoint: Path, tmp_path: Path, num_stages: int
+    checkpoint: Path, tmp_path: Path, num_ranks: int, num_stages: int
 ) -> None:
     tls = tmp_path / "tls"
     Authority("chat.default").write(tls, CertifiedRole.WORKER)
     config = ranked_config(checkpoint)
-    with engine_over_hosts(config, 2, 2, num_stages=num_stages, tls=tls) as (engine, group, (other,)):
+    last = num_ranks - 1
+    with engine_over_hosts(config, num_ranks, 2, num_stages=num_stages, tls=tls) as (engine, group, (other,)):
         engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="a")
         before = drain(engine)["a", 0][-1]
-        psutil.Process(group.process_ids[1]).kill()
+        psutil.Process(group.process_ids[last]).kill()
         engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="b")
-        with pytest.raises(RanksLostError, match=r"rank 1 of 2") as lost:
+        with pytest.raises(RanksLostError, match=rf"rank {last} of {num_ranks}") as lost:
             drain(engine)
         engine.abort("b")
         engine.recover(lost.value)
@@ -234,6 +241,78 @@ def test_a_host_too_many_finds_no_place() -> None:
             join(address, proof(), bytes([9]) * 16, Direction.TO_HOST, RELEASE)
         for connection, _ in ways:
             connection.close()
+
+
+def answering(port: int, num_here: int) -> threading.Thread:
+    """A thread that joins as a host and starts no ranks, although it says so; it ends with the leader."""
+    ways = [join(("127.0.0.1", port), proof(), bytes(16), way, RELEASE)[0] for way in Direction]
+    link = Link(*ways, lambda: True)
+
+    def serve() -> None:
+        with suppress(TransportError, OSError):
+            while True:
+                frame = link.receive()
+                link.receive_bytes(frame.size)
+                if frame.kind is FrameKind.BEATS:
+                    link.send(frame)
+                if frame.kind is FrameKind.BEGIN:
+                    process_ids = NUMBER.pack(1) * num_here
+                    link.send(Frame(FrameKind.STARTED, epoch=frame.epoch, size=len(process_ids)), process_ids)
+                if frame.kind is FrameKind.END:
+                    link.send(Frame(FrameKind.ENDED, epoch=frame.epoch))
+        link.release()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 2), (4, 2), (4, 4)])
+def test_an_epoch_is_followed_by_another_whichever_ranks_have_pipes_between_hosts(
+    num_ranks: int, num_stages: int
+) -> None:
+    """Regression: the leader waited for ever for what forwards pipes in which it has no part."""
+    hosts = HostGroup(("127.0.0.1", 0), proof(), 2, num_ranks, num_stages=num_stages, release=RELEASE)
+    ranks: list[RankProcess] = []
+
+    def begin(epoch: int, memory: int) -> None:
+        ranks.extend(hosts.begin(epoch, memory).values())
+
+    with closing(hosts):
+        host = answering(hosts.port, num_ranks // 2)
+        hosts.wait(20)
+        for epoch in (1, 2, 3):
+            memory = make_links_memory(num_ranks, num_stages)
+            links = SharedLinks(memory, 0, num_ranks, num_stages, deadline_s=20.0)
+            beginning = threading.Thread(target=begin, args=(epoch, memory), daemon=True)
+            beginning.start()
+            beginning.join(10)
+            assert not beginning.is_alive()
+            os.close(memory)
+            links.end()
+            while ranks:
+                rank = ranks.pop()
+                rank.close()
+                assert rank.wait(10)
+    host.join(10)
+    assert not host.is_alive()
+    assert not any(thread.name.startswith("tandem-forward") for thread in threading.enumerate())
+
+
+def test_a_leader_that_ends_during_the_handshake_may_be_joined_again(tmp_path: Path) -> None:
+    """Regression: the host ended for good, as if the leader had refused its certificate."""
+    Authority("chat.default").write(tmp_path, CertifiedRole.WORKER)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+
+        hanging_up = pool.submit(hang_up)
+        with pytest.raises(TransportError, match="broke off"):
+            join(listener.getsockname(), proof(tmp_path), bytes(16), Direction.TO_HOST, RELEASE)
+        hanging_up.result(timeout=10)
 
 
 def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:

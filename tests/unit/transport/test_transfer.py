@@ -1,7 +1,12 @@
 """The state of a read: it ends once, and being over is another matter than having failed."""
 
+import threading
+from collections.abc import Callable
+
+import pytest
+
 from tandem.core.clock import ManualClock
-from tandem.core.errors import TransportError
+from tandem.core.errors import CapacityError, TandemError, TransportError
 from tandem.transport.transfer import Transfer, TransferState
 
 
@@ -68,6 +73,57 @@ def test_joined_transfers_fail_with_the_first_and_are_over_with_the_last() -> No
     assert (whole.is_over, str(whole.error)) == (False, "first")
     parts[1].settle()
     assert whole.is_over
+
+
+class EndsWhileJoined(Transfer):
+    """Succeeds between the two callbacks that are added to it; its thread calls the first only when `may_call` is
+    set.
+    """
+
+    may_call: threading.Event
+    ending: threading.Thread
+
+    def add_over_callback(self, callback: Callable[[Transfer], None]) -> None:
+        self.ending = threading.Thread(target=self.succeed)
+        self.ending.start()
+        assert self.wait(10)
+        super().add_over_callback(callback)
+
+
+def test_a_part_may_end_while_it_is_joined() -> None:
+    """Regression: where its thread was not as far as to tell, being over came first, and joining failed."""
+    part = EndsWhileJoined(10, ManualClock())
+    part.may_call = threading.Event()
+
+    def wait(_: Transfer) -> None:
+        assert part.may_call.wait(10)
+
+    part.add_done_callback(wait)
+    whole = Transfer.joined([part], ManualClock())
+    assert (whole.state, whole.is_over) == (TransferState.PENDING, False)
+    part.may_call.set()
+    part.ending.join()
+    assert (whole.state, whole.is_over) == (TransferState.DONE, True)
+
+
+REFUSALS = [TransportError("not connected"), CapacityError("too many")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_read_of_which_a_part_is_refused_is_over_with_those_before(refusal: TandemError) -> None:
+    clock = ManualClock()
+    first, third = Transfer(10, clock), Transfer(30, clock)
+
+    def refuse() -> Transfer:
+        raise refusal
+
+    whole = Transfer.begun([lambda: first, refuse, lambda: third], clock)
+    assert isinstance(whole.error, TransportError)
+    assert (str(whole.error), whole.state, whole.is_over) == (str(refusal), TransferState.FAILED, False)
+    first.succeed()
+    assert whole.is_over, "the third was never begun"
+    with pytest.raises(type(refusal), match=str(refusal)):
+        Transfer.begun([refuse, lambda: third], clock)
 
 
 def test_a_callback_may_add_another() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tandem.core.errors import TransportError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.head_drafter import HeadDrafter
 from tandem.rpc.messages import PrefillUpdate
+from tandem.rpc.prefill_messages import LeasedDraftState
 from tandem.worker import draft_states
 from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS, save_tiny_llama
@@ -18,7 +20,8 @@ from tests.helpers.handoffs import PROMPT, alone, call_of
 from tests.helpers.heads import save_eagle3, save_with_mtp
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.tokenizers import write_byte_tokenizer
-from tests.helpers.workers import GREEDY, SAMPLED, Pair, at_rest, front_of, generated, pair_of, prompt_of
+from tests.helpers.workers import GREEDY, SAMPLED, Pair, at_rest, front_of, generated, pair_of, prompt_of, until
+from tests.unit.worker.test_fetch import HandMoved, has_read, source_of
 
 LONG_GREEDY = replace(GREEDY, max_tokens=24)
 
@@ -152,6 +155,35 @@ def test_a_state_that_takes_too_long_is_not_waited_for(
             await answers(pair, path, LONG_GREEDY, [PROMPT])
             assert (resumed.num_rows, num_waits) == ([0], 1)
             await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_pages_that_a_read_may_still_write_stay_held_when_another_worker_lends_the_state(
+    heads: dict[str, tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: both reads of a request had one hold, so the end of the second gave away the pages of the first."""
+    path, setting = heads["eagle"]
+    monkeypatch.setattr(draft_states, "_FETCH_S", 20.0)
+    leased = LeasedDraftState(first=0, num_rows=1, num_bytes=1, page_ids=(5,))
+
+    async def main() -> None:
+        async with pair_of(path, speculate=setting) as pair:
+            core, moved = pair.decode.core, HandMoved()
+            source = source_of(moved)
+            ended = asyncio.create_task(draft_states.fetch_draft_state(core, source, "a" * 32, leased, "r"))
+            await until(lambda: has_read(moved, 1), "the first read")
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+            fetching = asyncio.create_task(draft_states.fetch_draft_state(core, source, "b" * 32, leased, "r"))
+            await until(lambda: has_read(moved, 2), "the second read")
+            (_, first, slow), (_, second, cut) = moved.reads
+            assert first != second
+            cut.fail(TransportError("cut"))
+            assert await fetching is None
+            assert (await core.engine.call(lambda engine: engine.kv_usage)).transferring == 1
+            slow.fail(TransportError("late"))
+            await at_rest(pair.decode)
 
     asyncio.run(main())
 

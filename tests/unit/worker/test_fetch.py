@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.core.clock import SystemClock
-from tandem.core.errors import TransportError
+from tandem.core.errors import CapacityError, TandemError, TransportError
 from tandem.core.output import RequestOutput
 from tandem.kvcache.block_table import BlockRange
 from tandem.kvcache.ranked_layout import RankedLayout
@@ -141,6 +141,34 @@ def test_a_read_that_may_still_write_keeps_its_blocks_pinned_and_others_out(llam
         await at_rest(pair.decode)
 
     run(scenario, llama)
+
+
+@dataclass
+class Refusing(HandMoved):
+    """Refuses all reads but the first."""
+
+    refusal: TandemError = field(default_factory=lambda: TransportError("not connected"))
+
+    def read(self, peer: Peer, remote: list[int], local: list[int], deadline_s: float | None = None) -> Transfer:
+        if self.reads:
+            raise self.refusal
+        return super().read(peer, remote, local, deadline_s)
+
+
+@pytest.mark.parametrize("refusal", [TransportError("not connected"), CapacityError("too many wait")])
+def test_a_read_for_two_ranks_that_is_refused_for_one_is_over_with_the_other(refusal: TandemError) -> None:
+    """Regression: where too many reads waited, nobody heard of the one that had begun, and its blocks were free."""
+    moved = Refusing(refusal=refusal)
+    ranked = RankedLayout(layout_of(None, block_size=8), 2)
+    peer = Peer("by hand", "x", 100 * ranked.whole.page_bytes // ranked.piece_bytes, 1, ranked.piece_bytes)
+    source = source_of(moved)
+    source.peer, source.resharding = peer, Resharding(ranked, 10_000, peer)
+    transfer = source.read([(0, 0)], [(50,)], [(7,)], SystemClock())
+    assert (transfer.is_over, str(transfer.error)) == (False, str(refusal))
+    assert source.is_broken is isinstance(refusal, TransportError)
+    ((_, _, begun),) = moved.reads
+    begun.succeed()
+    assert transfer.is_over
 
 
 def test_a_read_that_failed_and_is_over_is_asked_for_once_more(llama: Path) -> None:

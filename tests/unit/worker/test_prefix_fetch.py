@@ -140,6 +140,35 @@ def test_a_reader_that_leaves_during_a_fetch_frees_all(llama: Path, silent: str)
     asyncio.run(main())
 
 
+def test_a_lease_is_renewed_although_a_probe_overtook_the_call_for_it(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the holder had said that it knew no such lease, so it ended during a long read."""
+    monkeypatch.setattr("tandem.worker.source.PING_INTERVAL_S", 0.01)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.decode, silent={"confirm"}) as front:
+            renewed = front.handler.renewed
+
+            async def forgotten() -> bool:
+                return bool(renewed) and any(renewed) and not renewed[-1]
+
+            async def renewed_now() -> bool:
+                return bool(renewed[-1])
+
+            front.handler.before_lease = lambda: until(forgotten, "the holder's word that it knows no such lease")
+            await held_by_decode(pair)
+            async with aclosing(pair.to_prefill.prefill(call_of(pair, front.worker))) as stream:
+                task = asyncio.ensure_future(anext(stream))
+                await until(lambda: was_called(front.handler.calls, "confirm"), "the end of the read")
+                await until(renewed_now, "another renewal", 5)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
 async def was_called(calls: list[str], name: str) -> bool:
     return name in calls
 

@@ -241,6 +241,27 @@ def test_nothing_is_read_from_a_withdrawn_source(tmp_path: Path) -> None:
         assert "verify failed" in read_over(reader, peer)
 
 
+def test_a_connection_made_while_certificates_are_replaced_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what replaced them counted as what the connection was made with, which stayed, although withdrawn."""
+    others = Authority("chat.default")
+    reader_dir = tmp_path / "reader"
+    OURS.write(reader_dir, CertifiedRole.WORKER, ca=OURS.certificate + others.certificate)
+    others.write(tmp_path / "source", CertifiedRole.WORKER, ca=OURS.certificate + others.certificate)
+    files = [TlsFiles(each, CertifiedRole.WORKER) for each in (tmp_path / "source", reader_dir)]
+    opened = tcp_client._encrypted
+
+    def withdraw(*given: object) -> socket.socket:
+        connection = opened(*given)  # type: ignore[arg-type]
+        OURS.write(reader_dir, CertifiedRole.WORKER)
+        return connection
+
+    monkeypatch.setattr(tcp_client, "_encrypted", withdraw)
+    with transport(files[0]) as source, transport(files[1], 2) as reader:
+        assert "verify failed" in read_over(reader, reader.connect(source.card()))
+
+
 def read_over(reader: TcpTransport, peer: Peer) -> str:
     """Error of a read over the existing link; "" = it did not fail."""
     transfer = reader.read(peer, BLOCKS, BLOCKS)
