@@ -151,7 +151,7 @@ def load_model(
     names = stored_names(checkpoint, family.parameter_name)
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     spec, plan, sources = match_parameters(checkpoint, spec, formats, names)
-    spec = replace(spec, dtype=named or str(checkpoint.outline(checkpoint.names[0]).dtype).removeprefix("torch."))
+    spec = replace(spec, dtype=named or _stored_dtype(checkpoint))
     _refuse_what_does_not_fit(plan, spec, directory, device, memory_bytes)
     spec = replace(
         spec,
@@ -285,7 +285,7 @@ def _check_dtype_name(dtype: str) -> None:
 
 
 def _named_dtype(fields: Fields) -> str | None:
-    """The configuration's dtype, for which `auto` stands. None = it has none, and the first tensor's is used."""
+    """The configuration's dtype, for which `auto` stands. None = it has none, and `_stored_dtype` is used."""
     text = fields.section("text_config")
     for section in (fields, text):
         for key in ("dtype", "torch_dtype"):
@@ -295,3 +295,11 @@ def _named_dtype(fields: Fields) -> str | None:
                     raise fields.unsupported(key, ", ".join(TORCH_DTYPES))
                 return name.removeprefix("torch.")
     return None
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """Dtype of the first tensor that has one in which models are served; each model has norms with one. Tensors of
+    other dtypes are codes, or belong to parts that are not served.
+    """
+    dtypes = (str(checkpoint.outline(name).dtype).removeprefix("torch.") for name in checkpoint.names)
+    return next(dtype for dtype in dtypes if dtype in TORCH_DTYPES)

@@ -75,7 +75,11 @@ class PackedFile:
             return None
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
         layouts = "+".join(sorted({form.layout for _, _, form in weights}))
-        shard = [] if spec.head_tokens is None else [(str(each.source), _columns(each)) for each, _, _ in weights]
+        shard = (
+            []
+            if spec.head_tokens is None
+            else [(each.name, str(each.source), _columns(each)) for each, _, _ in weights]
+        )
         key = hashlib.sha256(json.dumps([layouts, spec.fingerprint, states, *shard]).encode()).hexdigest()[:32]
         origin = checkpoint.paths[0].resolve()
         file = cls(directory / f"{key}.safetensors", origin, sources, weights, spec.dtype)

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
-from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
+from tandem.text.files import MAX_CONFIG_BYTES, read_text, read_tokenizer_config, template_tokens
 from tandem.text.resumable import RENDERING, NotQualifiedError
 from tandem.text.resumption import PartialRendering, Resumption
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
@@ -64,7 +64,7 @@ class ChatTemplate:
 
     Args:
         sources: Jinja source by name; "default" is used, or "tool_use" where there are tools and such a template.
-        tokens: the named special tokens that a template may mention, such as `bos_token`.
+        tokens: the special tokens that a template may mention by name, such as `bos_token`.
         now: the clock that templates read by `strftime_now`, in local time.
 
     Raises:
@@ -88,7 +88,7 @@ class ChatTemplate:
         """The template of the checkpoint directory `path`, or None where it has none (a base model)."""
         config = read_tokenizer_config(path)
         sources = _source_files(path) or _configured_sources(config.get("chat_template"), path)
-        return cls(sources, named_tokens(config)) if sources else None
+        return cls(sources, template_tokens(config)) if sources else None
 
     @classmethod
     def load(cls, path: Path) -> "ChatTemplate":

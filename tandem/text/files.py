@@ -79,5 +79,26 @@ def token_content(value: Any) -> str | None:
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The named special tokens (`bos_token`, `eos_token`, ...) a tokenizer configuration sets."""
-    found = {name: token_content(config.get(name)) for name in NAMED_TOKENS}
+    return _contents({name: config.get(name) for name in NAMED_TOKENS})
+
+
+def template_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a chat template may mention by name: the named ones and the model's own.
+
+    The model's own are under other keys that end with `_token`, or entries of `extra_special_tokens` where that is an
+    object; as in transformers, an entry wins over a key.
+    """
+    extra = extra_tokens(config)
+    keys = {name: value for name, value in config.items() if name.endswith("_token")}
+    return _contents(keys) | (_contents(extra) if isinstance(extra, Mapping) else {})
+
+
+def extra_tokens(config: Mapping[str, Any]) -> Any:
+    """The special tokens without a key of their own, a list or an object, under any of the names they have had."""
+    return config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+
+
+def _contents(values: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens among `values`; others are left out."""
+    found = {name: token_content(value) for name, value in values.items()}
     return {name: content for name, content in found.items() if content is not None}

@@ -17,6 +17,7 @@ from tandem.text.files import (
     MAX_TOKENIZER_BYTES,
     NAMED_TOKENS,
     JsonObject,
+    extra_tokens,
     named_tokens,
     parse_object,
     read_optional_object,
@@ -191,8 +192,8 @@ def _legacy_tokens(config: JsonObject, names: set[str], path: Path) -> list[Adde
 
 
 def _special_values(config: JsonObject) -> list[Any]:
-    """Named special tokens, then the additional ones, under any of the names they have had."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    """Named special tokens, then the additional ones."""
+    extra = extra_tokens(config)
     values = list(extra.values()) if isinstance(extra, Mapping) else extra
     others = [name for name in config if name.endswith("_token") and name not in NAMED_TOKENS]
     named = [config[name] for name in (*NAMED_TOKENS, *others) if name in config]

@@ -261,10 +261,14 @@ def test_projections_may_share_blocks_of_scales(
 
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
-def test_modules_of_one_file_have_several_formats(is_native: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_turned", [False, True], ids=["experts first", "experts last"])
+def test_modules_of_one_file_have_several_formats(is_turned: bool, is_native: bool, tmp_path: Path) -> None:
     """Experts in int4, the rest of the layers in fp8, one projection in floats."""
     plain = write_byte_tokenizer(BUILDERS["qwen3_moe"](tmp_path / "plain"))
     save_published(plain, MIXED, tmp_path / "coded", tmp_path / "decoded")
+    if is_turned:
+        groups = dict(reversed(MIXED.config["config_groups"].items()))
+        checkpoints.edit_config(tmp_path / "coded", quantization_config=MIXED.config | {"config_groups": groups})
     kinds = {
         name: weight.coded.kind
         for name, weight in weights_of(loaded(tmp_path / "coded")).items()
@@ -275,6 +279,21 @@ def test_modules_of_one_file_have_several_formats(is_native: bool, tmp_path: Pat
     if is_native:
         load_or_skip()
     assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
+
+
+def test_a_group_of_the_class_before_others_leaves_them_their_modules(tmp_path: Path) -> None:
+    """Regression: a group of "Linear" had every module, so those of later groups were loaded by its scheme: rows were
+    rounded to 8 bits that should not be, and other bits were refused.
+    """
+    published = FORMATS["compressed W8A8"]
+    save_published(BUILDERS["llama"](tmp_path / "plain"), published, tmp_path / "coded", tmp_path / "decoded")
+    all_linear = published.config["config_groups"]["group_0"]
+    plain = all_linear | {"targets": [r"re:.*down_proj$"], "input_activations": None}
+    groups = {"group_0": all_linear, "group_1": plain}
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=published.config | {"config_groups": groups})
+    rounding = {name for name, each in weights_of(loaded(tmp_path / "coded")).items() if isinstance(each, Int8Product)}
+    assert len(rounding) == 12
+    assert not any("down_proj" in name for name in rounding)
 
 
 def test_a_configuration_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def read_attention(fields: Fields, sizes: base.Sizes, rope: RopeSpec | None) -> 
 def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable[LayerSpec]) -> ModelSpec:
     """The model with these layers, and the factors of residual branches, embeddings and logits."""
     residual_scale = fields.number("residual_multiplier", 1.0)
-    return base.build_model(
+    model = base.build_model(
         family,
         fields,
         sizes,
@@ -58,6 +58,7 @@ def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),
     )
+    return replace(model, rounds_embedding_scale=False)
 
 
 FAMILY = base.Family(_read_model)  # found by `registry`

@@ -17,7 +17,14 @@ from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat, CodedWeight, Coding
 from tandem.compute.weights.four_bit_floats import MX_BLOCK, NV_BLOCK, FourBitFloats
 from tandem.compute.weights.int8_activations import Int8Product
-from tandem.compute.weights.modules import NamedModules, checked_group, named_modules, where_stored
+from tandem.compute.weights.modules import (
+    NamedModules,
+    checked_group,
+    closest_group,
+    named_modules,
+    read_entries,
+    where_stored,
+)
 from tandem.compute.weights.packed_integers import PackedIntegers
 from tandem.compute.weights.parts import source_of
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
@@ -41,12 +48,18 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
     if groups is None:
         raise quantisation.wrong("config_groups", "an object of groups")
     ignored = named_modules(quantisation, "ignore", stored)
-    formats = []
-    for name in groups.unread():
-        group = groups.section(name)
-        if group is not None:
-            formats.append(_read_group(group, quantisation, ignored, rotations, kernels, stored))
+    sections = {name: group for name in groups.unread() if (group := groups.section(name)) is not None}
+    group_of = closest_group({name: read_entries(group, "targets") for name, group in sections.items()}, stored)
+    formats = [
+        _read_group(group, quantisation, _members(group_of, name), ignored, rotations, kernels, stored)
+        for name, group in sections.items()
+    ]
     return [*formats[:-1], *(replace(last, choice=_guarded(last.choice, rotations)) for last in formats[-1:])]
+
+
+def _members(group_of: Callable[[TensorSpec], str | None], name: str) -> NamedModules:
+    """A function that tells whether a weight's module belongs to the group `name`."""
+    return lambda weight: group_of(weight) == name
 
 
 def _guarded(choice: Choice, rotations: Rotations) -> Choice:
@@ -67,6 +80,7 @@ def _guarded(choice: Choice, rotations: Rotations) -> Choice:
 def _read_group(
     group: Fields,
     quantisation: Fields,
+    targets: NamedModules,
     ignored: NamedModules,
     rotations: Rotations,
     kernels: Kernels,
@@ -86,7 +100,7 @@ def _read_group(
     if isinstance(coding, PlainCodes) and coding.kind is CodeKind.INT8 and inputs is not None:
         _check_integer_activations(inputs, weights)
         product = Int8Product
-    choice = _choice(named_modules(group, "targets", stored), ignored, markers, stored)
+    choice = _choice(targets, ignored, markers, stored)
     return CodedFormat(coding, choice, kernels, product, rotations)
 
 

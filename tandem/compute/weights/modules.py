@@ -103,6 +103,26 @@ def named_modules(fields: Fields, key: str, stored: StoredTensors | None = None)
     return contains
 
 
+def closest_group(
+    groups: Mapping[str, Sequence[ModuleEntry]], stored: StoredTensors | None
+) -> Callable[[TensorSpec], str | None]:
+    """A function that returns the group to which a weight's module belongs, by its name in `groups`; None = no group.
+
+    A module that entries of several groups name belongs to the group that has its own name, else to one with a regular
+    expression for it (the alphabetically first), else to one with its class. Of groups with the same entry the last
+    counts. So compressed-tensors decides (utils/match.py, `match_targets`).
+    """
+    renamed = renamed_modules(stored)
+    owners = {entry.text: (entry, name) for name, entries in groups.items() for entry in entries}
+    ordered = [owners[text] for text in sorted(owners, key=lambda text: (text == _LINEAR, _REGEX in text, text))]
+
+    def find(weight: TensorSpec) -> str | None:
+        names = names_of(weight, renamed)
+        return next((name for entry, name in ordered if entry.is_of(names)), None)
+
+    return find
+
+
 def is_within(weight: TensorSpec, modules: Collection[str]) -> bool:
     """Whether the weight's module, or a module that contains it, is in `modules`."""
     return any(f".{name}.".find(f".{module}.") >= 0 for name in names_of(weight) for module in modules)

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 
 import tokenizers
 
-from tandem.core.errors import UnsupportedCheckpointError
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.gguf.architectures import find_architecture
 from tandem.models.gguf.byte_level import byte_level
 from tandem.models.gguf.file import GgufFile
 from tandem.models.gguf.sentencepiece import sentencepiece
 from tandem.models.gguf.vocabulary import read_id, read_tokens
 
+_TEMPLATE = "tokenizer.chat_template"
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _KINDS: Mapping[str, Callable[[GgufFile], tokenizers.Tokenizer]] = {
     "gpt2": byte_level,
@@ -35,7 +36,11 @@ def tokenizer_json(file: GgufFile) -> str:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, object]:
-    """The content of `tokenizer_config.json`: named tokens and the chat template."""
+    """The content of `tokenizer_config.json`: named tokens and the chat templates.
+
+    Raises:
+        CorruptCheckpointError: metadata are of the wrong kind, or lack a chat template that they name.
+    """
     tokens = read_tokens(file)
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -45,7 +50,20 @@ def tokenizer_config(file: GgufFile) -> dict[str, object]:
         token_id = read_id(file, f"{key}_token_id", len(tokens))
         if token_id is not None:
             config[name] = tokens[token_id]
-    template = file.metadata.get("tokenizer.chat_template")
-    if template is not None:
-        config["chat_template"] = template
+    templates = _read_templates(file)
+    if templates:
+        config["chat_template"] = [{"name": name, "template": template} for name, template in templates.items()]
     return config
+
+
+def _read_templates(file: GgufFile) -> dict[str, str]:
+    """The chat templates by name; a file has the default one under a key without a name, and a list of the others."""
+    names = file.metadata.get(f"{_TEMPLATE}s", [])
+    keys = {"default": _TEMPLATE} if _TEMPLATE in file.metadata else {}
+    for name in names if isinstance(names, list) else [names]:
+        keys[str(name)] = f"{_TEMPLATE}.{name}"
+    found = {name: file.metadata.get(key) for name, key in keys.items()}
+    templates = {name: template for name, template in found.items() if isinstance(template, str)}
+    for name in found.keys() - templates.keys():
+        raise CorruptCheckpointError(f"{file.path}: {keys[name]} is no text; convert or download it again")
+    return templates

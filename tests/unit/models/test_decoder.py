@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.models.loader import load_model
-from tests.helpers import checkpoints
+from tests.helpers import checkpoints, hybrid_checkpoints
 from tests.helpers.parameters import dense_parameters, tensors_of
 from tests.helpers.stepping import REFERENCE
 
@@ -53,6 +54,29 @@ def _hidden(decoder: Decoder) -> torch.Tensor:
 def test_embedding_scale_is_rounded_to_the_dtype_first() -> None:
     """As Gemma was trained: the square root of 72 is 8.5 in bfloat16."""
     assert torch.equal(_hidden(_decoder(embedding_scale=72**0.5)), _hidden(_decoder(embedding_scale=8.5)))
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        checkpoints.save_tiny_granite,
+        checkpoints.save_tiny_granite_moe,
+        hybrid_checkpoints.save_tiny_granite_hybrid,
+        hybrid_checkpoints.save_tiny_falcon_h1,
+    ],
+)
+def test_a_multiplier_of_embeddings_is_not_rounded(save: Callable[..., Path], tmp_path: Path) -> None:
+    """Regression: that of Granite was rounded to bfloat16 first, as Gemma's scale is, and transformers does not."""
+    path = save(tmp_path, dtype="bfloat16", embedding_multiplier=5.65)
+    reference, token_ids, seen = checkpoints.load_reference(path, torch.bfloat16), torch.arange(64), []
+    layers: Any = reference.get_decoder().layers
+    layers[0].register_forward_pre_hook(
+        lambda _, args, named: seen.append(args[0] if args else named["hidden_states"]), with_kwargs=True
+    )
+    with torch.no_grad():
+        reference(token_ids.unsqueeze(0))
+    decoder = load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels()).decoder
+    assert torch.equal(decoder.embed(token_ids), seen[0][0])
 
 
 def test_embeddings_are_not_scaled_in_place() -> None:

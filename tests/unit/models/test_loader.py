@@ -129,6 +129,15 @@ class TestDtype:
         path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
         assert load(checkpoints.edit_config(path, dtype=...)).spec.dtype == "bfloat16"
 
+    def test_auto_passes_over_tensors_that_are_no_floats(self, tmp_path: Path) -> None:
+        """Regression: the dtype of the first tensor by name was taken for the model's, and raised KeyError."""
+        path = checkpoints.save_tiny_gemma3_conditional(tmp_path, dtype="bfloat16")
+        text = json.loads((path / "config.json").read_text())["text_config"]
+        checkpoints.edit_config(path, dtype=..., text_config={**text, "dtype": None})
+        tensors = checkpoints.read_tensors(path)
+        checkpoints.write_tensors(path, {"audio_tower.count": torch.tensor([3]), **tensors})
+        assert load(path).spec.dtype == "bfloat16"
+
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_cast_rounds_each_element_once(self, dtype: str, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")

@@ -1,5 +1,6 @@
 """Shards of checkpoints: each rank loads its own rectangles, and together they are the checkpoint again."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.compute.weights.coded import CodedWeight
 from tandem.compute.weights.shards import GatheredWeight, JoinedWeight, SummedWeight
 from tandem.core.errors import ConfigurationError
+from tandem.models import packed
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, save_published
 
 
@@ -137,3 +140,22 @@ def test_fewer_experts_than_ranks_are_refused_before_a_file_is_opened(tmp_path: 
     (path / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match=r"tp=4 cannot .*layer 0 has 2 experts, fewer than 4 ranks.* tp=1, 2$"):
         load(path, 0, 4)
+
+
+def test_each_stage_has_a_packed_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: stages between the first and the last had the same file, so each start wrote it anew."""
+    kernels, silent = load_or_skip(), _Silent(0, 1)
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    path = checkpoints.save_tiny_qwen3(tmp_path / "model", num_hidden_layers=4, vocab_size=208)
+    for _ in range(2):
+        for stage in range(4):
+            links = RankLinks(silent, silent, stage=stage, num_stages=4)
+            with caplog.at_level(logging.INFO, logger=packed.__name__):
+                load_model(
+                    str(path), device=torch.device("cpu"), kernels=kernels, packed_dir=tmp_path / "packed", links=links
+                )
+    assert len(list((tmp_path / "packed").glob("*.safetensors"))) == 4
+    words = [record.message.split()[0] for record in caplog.records if record.name == packed.__name__]
+    assert words == ["packing", "packed"] * 4

@@ -211,6 +211,25 @@ def test_named_templates_are_read_where_transformers_saves_them(tmp_path: Path) 
         assert template.render([USER], tools=tools) == expected
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"image_token": "<|user|>", "eot_token": "<|end|>"},
+        {"image_token": {"__type": "AddedToken", "content": "<|user|>"}, "add_bos_token": True},
+        {"extra_special_tokens": {"image_token": "<|user|>", "turn": "<|begin|>"}, "eot_token": "<tool>"},
+        {"additional_special_tokens": {"image_token": "<tool>"}, "image_token": "<|user|>"},
+        {"extra_special_tokens": ["<|user|>"], "eot_token": None},
+    ],
+    ids=str,
+)
+def test_a_models_own_tokens_have_names_in_templates(config: dict[str, Any], tmp_path: Path) -> None:
+    """Regression: names that are not common to all models were undefined, so prompts silently lacked these tokens."""
+    source = "{{ bos_token }},{{ image_token }},{{ eot_token }},{{ turn }},{{ add_bos_token }}"
+    directory = checkpoints.byte_level(tmp_path, {"chat_template": source, **config})
+    theirs = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    assert ChatTemplate.load(directory).render([USER]) == theirs.apply_chat_template([USER], tokenize=False)
+
+
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:
     directory = checkpoints.byte_level(tmp_path)
     assert ChatTemplate.find(directory) is None

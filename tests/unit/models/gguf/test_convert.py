@@ -16,7 +16,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import Llama3Scaling
 from tandem.cli.model_cost import named_model
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.generation import read_generation_config
 from tandem.models.gguf.convert import converted
 from tandem.models.gguf.file import GgufFile
@@ -249,6 +249,38 @@ def test_text_and_sampling_come_along(tmp_path: Path) -> None:
     assert ChatTemplate.load(made).render([{"role": "user", "content": "hi"}]) == "<hi>"
     generation = json.loads((made / "generation_config.json").read_text())
     assert generation == {"eos_token_id": [2, 7], "temperature": 0.5}
+
+
+def test_named_chat_templates_come_along(tmp_path: Path) -> None:
+    """Regression: only the default was read, so that tools were left out of prompts without a word."""
+    file = write_gguf(
+        save_tiny_llama(tmp_path / "tiny"),
+        tmp_path / "a.gguf",
+        tokenizer__chat_template="plain",
+        tokenizer__chat_templates=["rag", "tool_use"],
+        tokenizer__chat_template__rag="documents",
+        tokenizer__chat_template__tool_use="with {{ tools | length }}",
+    )
+    template = ChatTemplate.load(converted(file, tmp_path / "cache"))
+    question = [{"role": "user", "content": "hi"}]
+    assert template.render(question) == "plain"
+    assert template.render(question, tools=[{"type": "function", "function": {"name": "look"}}]) == "with 1"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tokenizer__chat_template": 5},
+        {"tokenizer__chat_templates": ["tool_use"]},
+        {"tokenizer__chat_templates": ["tool_use"], "tokenizer__chat_template__tool_use": 5},
+        {"tokenizer__chat_templates": 5},
+    ],
+    ids=str,
+)
+def test_chat_templates_that_are_no_texts_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf", **values)
+    with pytest.raises(CorruptCheckpointError, match=r"tokenizer\.chat_template[.\w]* is no text"):
+        converted(file, tmp_path / "cache")
 
 
 def test_a_family_knows_the_tokens_that_end_an_answer(tmp_path: Path) -> None:
