@@ -8,6 +8,7 @@ import time
 
 from pydantic import Field
 from rich.console import Console
+from rich.markup import escape
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.output import RequestOutput
@@ -34,7 +35,8 @@ class ChatCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem chat")
         engine = build_engine(self.engine_config())
         params = self.sampling_params(engine.sampling_defaults)
         console.print(
-            f"[bold]{self.model}[/] is ready in {time.monotonic() - started_s:.1f} s. /new starts over, /quit ends."
+            f"[bold]{escape(self.model)}[/] is ready in {time.monotonic() - started_s:.1f} s. /new starts over, /quit "
+            "ends."
         )
         messages = self._opening()
         while (line := _read_line()) is not None:
@@ -58,7 +60,7 @@ class ChatCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem chat")
             request_id = engine.add_request(prompt, params)
         except InvalidRequestError as error:
             messages.pop()
-            console.print(f"[red]{error}[/]\n/new starts a new conversation.")
+            console.print(f"[red]{escape(str(error))}[/]\n/new starts a new conversation.")
             return
         text, last = "", None
         try:

@@ -22,7 +22,7 @@ _SERVICES: Mapping[str, type[Settings]] = {
     "router": RouterSettings,
     "worker": WorkerSettings,
 }
-_DECIDED_BY_UP = frozenset(
+DECIDED_BY_UP = frozenset(
     {
         *("advertise", "bind", "core_board", "kv_port", "metrics_port", "routers", "worker_id", "workers"),
         *("discovery", "kubernetes_namespace", "kubernetes_selector"),
@@ -36,7 +36,7 @@ def _passed_fields() -> dict[str, tuple[Any, Any]]:
     infos: dict[str, dict[str, FieldInfo]] = {}
     for service, settings in _SERVICES.items():
         for name, info in settings.model_fields.items():
-            if name not in _DECIDED_BY_UP and not info.is_required():
+            if name not in DECIDED_BY_UP and not info.is_required():
                 infos.setdefault(name, {})[service] = info
     return {name: _optional(by_service) for name, by_service in infos.items()}
 

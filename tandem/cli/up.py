@@ -37,7 +37,7 @@ from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
 from tandem.cli.process_output import ProcessOutput
-from tandem.cli.service_settings import ServiceSettings, variables
+from tandem.cli.service_settings import DECIDED_BY_UP, ServiceSettings, variables
 from tandem.cli.trace import checked_key
 from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.warm_up import warm_up
@@ -60,7 +60,6 @@ from tandem.tls.renewal import RenewedCertificates
 
 _SECRET_BYTES = 32
 _OWN_PORTS = 2  # ports of each router and worker: gRPC and metrics
-# KV cache of each worker of the default model: 46,000 tokens; allocating more takes seconds longer.
 _DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; allocating more takes seconds longer
 _WAITING_LINE_S = 5.0  # time between lines about what is waited for
 _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
@@ -72,7 +71,6 @@ _ELSEWHERE = {
     "--decode N and --prefill N (in the chart: replicas of a pool)",
     "ep": "--tp N divides experts too: each rank has whole ones; give --tp, --prefill-tp or --decode-tp",
 }  # what others call flags of ranks
-_OF_DEPLOYMENTS = ("tls_dir", "insecure")
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
 
@@ -216,7 +214,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         check_cpus(cpus, own_cpus())
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
         gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
-        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source)
+        kept = (self.port, int((self.admin_bind or ":0").rpartition(":")[2]))
+        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source, kept=kept)
         *own_ports, admin_port, gateway_port = ports
         port = self.port or gateway_port
         admin_bind = self._admin_bind(admin_port)
@@ -240,7 +239,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
             flags={role: flags for role in self._by_role("tp") if (flags := self._rank_flags(role))},
             env=variables(self, _OWN),
-            without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *_OF_DEPLOYMENTS)),
+            without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *DECIDED_BY_UP)),
         )
 
     def _certificates(self, directory: Path) -> RenewedCertificates | None:

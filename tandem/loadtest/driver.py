@@ -60,6 +60,7 @@ class Driver(ABC):
             await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_stopping = True
+            self.has_lasted &= not self._was_cut_short(stop.is_set())
             stopped.cancel()
             work.cancel()
             await asyncio.gather(stopped, return_exceptions=True)
@@ -77,6 +78,12 @@ class Driver(ABC):
     @abstractmethod
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Starts the tasks that send."""
+
+    def _was_cut_short(self, is_stopped: bool) -> bool:
+        """Whether something else than its duration ended it: the number of requests, or `stop` before."""
+        plan = self.plan
+        has_sent_all = plan.num_requests is not None and self._num_counted >= plan.num_requests
+        return has_sent_all or (is_stopped and self._endpoint.now_s() < (plan.duration_s or 0.0))
 
     def _is_within(self, due_s: float) -> bool:
         """Whether a request that is due at `due_s` should still be sent."""

@@ -15,16 +15,23 @@ from tandem.planning.sizing import Goals
 
 def misfits(roofline: Roofline, profile: Profile, who: str) -> Sequence[str]:
     """Reasons why a worker cannot hold the model or the largest request."""
-    model, memory = roofline.model, roofline.kv_memory_bytes
+    model, memory, count = roofline.model, roofline.kv_memory_bytes, roofline.num_accelerators
     if memory <= 0:
         usable = memory + model.weight_bytes
-        enough = math.floor(roofline.num_accelerators * model.weight_bytes / usable) + 1
+        if usable <= 0:
+            drafted = roofline.weight_bytes - model.weight_bytes
+            return [
+                f"{who} cannot hold the drafter: each accelerator has room for its {drafted / 1e9 / count:.1f} GB, and "
+                f"{roofline.hardware.name} has {(usable + drafted) / 1e9 / count:.1f} GB for weights and KV; use "
+                "accelerators with more memory, or a smaller drafter"
+            ]
+        enough = math.floor(count * model.weight_bytes / usable) + 1
         return [
             f"{who} cannot hold {model.name}: the weights take {model.weight_bytes / 1e9:.1f} GB, and "
             f"{_hardware(roofline)} has {usable / 1e9:.1f} GB for weights and KV; use {enough} accelerators a worker "
             "or more, or fewer bits"
         ]
-    needed = model.kv_bytes(profile.longest)
+    needed = roofline.held_bytes(profile.longest)
     if needed > memory:
         return [
             f"{who} cannot hold the longest request: {profile.longest:,} tokens need {needed / 1e9:.1f} GB of KV, and "

@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Collection
 
 from tandem.core.errors import CapacityError
 
@@ -11,8 +12,11 @@ _FIRST, _LAST = 15000, 32000
 _MAX_TRIES = 10_000
 
 
-def free_ports(count: int, host: str, source: random.Random) -> list[int]:
+def free_ports(count: int, host: str, source: random.Random, *, kept: Collection[int] = ()) -> list[int]:
     """Returns `count` different ports that are not in use now.
+
+    Args:
+        kept: ports for others that do not listen yet; none of them is returned.
 
     Raises:
         CapacityError: none were found.
@@ -22,7 +26,7 @@ def free_ports(count: int, host: str, source: random.Random) -> list[int]:
         if len(found) == count:
             return found
         port = source.randint(_FIRST, _LAST)
-        if port not in found and _is_free(host, port):
+        if port not in found and port not in kept and _is_free(host, port):
             found.append(port)
     raise CapacityError(f"{count} free ports from {_FIRST} to {_LAST} cannot be found at {host}")
 

@@ -13,7 +13,7 @@ from tandem.rpc.messages import WorkerListing
 
 _DECISION_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)  # buckets
 _ERROR_MS = (-10_000, -3000, -1000, -300, -100, -30, -10, -3, 0, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
-_LIFECYCLES = ("starting", "draining", "stopped")
+_LIFECYCLES = ("starting", "recovering", "draining", "stopped")
 _SILENT_S = 2.0
 
 

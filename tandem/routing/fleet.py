@@ -136,10 +136,12 @@ class Fleet:
     def spares(
         self, request: RequestShape, prefill_id: str, decode_id: str, now_s: float, num_spares: int
     ) -> Sequence[str]:
-        """Returns other prefill workers of the same pool, to use if `prefill_id` fails; shortest wait first."""
+        """Returns other prefill workers of the same pool, to use if `prefill_id` fails; shortest wait first. Never the
+        decode worker, which computes the prompt itself if all fail.
+        """
         pool = self._pools[self._pool_of[prefill_id]]
         others = self._eligible(pool.prefill, request, request.num_tokens, now_s).without_ids(
-            (prefill_id, *self.links.cut_into(decode_id))
+            (prefill_id, decode_id, *self.links.cut_into(decode_id))
         )
         waits_ms = others.forbid(wait_ms(others.columns, now_s))
         spares: list[str] = []

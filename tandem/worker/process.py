@@ -237,6 +237,7 @@ async def serving_core(
         discovery = _open_discovery(settings, core.credentials)
         opened.push_async_callback(discovery.close)
         record = WorkerRecord(core.me, str(settings.role), settings.model_name, pool_of(core.compatibility))
+        opened.push_async_callback(_withdraw, discovery, record)  # NOTE: once nothing announces it again
         tasks = await opened.enter_async_context(asyncio.TaskGroup())  # NOTE: a bug in one of them ends the process
         for work in (
             feeds.run(),
@@ -247,7 +248,6 @@ async def serving_core(
         ):
             opened.callback(tasks.create_task(work).cancel)
         lifecycle.ready()
-        opened.push_async_callback(_withdraw, discovery, record)
         yield WorkerProcess(core, lifecycle, reports, metrics_port)
 
 

@@ -430,6 +430,25 @@ def test_the_cluster_is_shown_as_it_changes_and_who_vanishes_is_gone(stage: Stag
     stage.tell(tmp_path, story)
 
 
+@pytest.mark.parametrize("state", ["starting", "recovering", "draining"])
+def test_a_worker_that_reports_and_is_given_nothing_is_not_gone(stage: Stage, tmp_path: Path, state: str) -> None:
+    """Its state is shown, and what it runs counts: it was called gone, though it was heard."""
+
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        report = RankReport((70, 71), 2, silent_s=(0.0, 0.1))
+        told = listing(cluster.worker, "prefill-9", Role.PREFILL, ranks=report, lifecycle=state)
+        cluster.router.told = [replace(told, is_alive=False)]
+        await tab.page.goto("/operations")
+        await tab.sees("#workers-table tr:not(.gone) .state", state)
+        await tab.sees("#pools .tile", "1 of 1 alive")
+        assert f"{told.status.state.num_running} running" in (await tab.texts("#pools .tile"))[0]
+        await tab.sees("#ranks-table td", "prefill-9")
+        cluster.router.told = [replace(told, is_alive=False, age_s=5.0)]
+        await tab.sees("#workers-table tr.gone .state", "gone")
+
+    stage.tell(tmp_path, story)
+
+
 def test_live_figures_move_pause_holds_them_and_a_lost_gateway_is_said(stage: Stage, tmp_path: Path) -> None:
     async def story(cluster: PageCluster, tab: Tab) -> None:
         tab.expected = ["Failed to load resource"]

@@ -112,6 +112,23 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
     ]
 
 
+def test_no_process_sees_a_variable_of_processes_started_otherwise() -> None:
+    """TANDEM_ADVERTISE=auto, as the worker image has it, had workers announce an address at which none listens."""
+    command = UpCommand.model_validate({"device": "cpu"})
+    for spec in command.topology(Path("m"), random.Random(1)).specs():
+        assert {f"TANDEM_{name.upper()}" for name in NOT_OF_USERS} <= spec.without_env, spec.name
+
+
+@pytest.mark.parametrize("setting", ["port", "admin_bind"])
+def test_no_process_gets_the_port_that_the_gateway_was_given(setting: str) -> None:
+    def ports(**options: object) -> tuple[int, ...]:
+        command = UpCommand.model_validate({"device": "cpu", **options})
+        return command.topology(Path("m"), random.Random(1)).ports
+
+    taken = ports()[0]
+    assert taken not in ports(**{setting: taken if setting == "port" else f"127.0.0.1:{taken}"})
+
+
 def tp_of(*arguments: str, flag: str = "--tp") -> dict[str, str]:
     """--tp, or another setting of ranks, of each worker."""
     command = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})

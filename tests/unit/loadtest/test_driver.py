@@ -206,6 +206,28 @@ def test_stopping_ends_everything_at_once() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_test_that_is_cut_short_has_not_lasted(is_stopped: bool) -> None:
+    """Though a client was to think until its end: rates were divided by the planned duration."""
+
+    async def run() -> None:
+        stop, duration_s = asyncio.Event(), 60.0 if is_stopped else 0.4
+        arrivals = Arrivals(concurrency=50, think_time_s=duration_s / 4)
+        number = None if is_stopped else 1
+        async with scripted_server() as server, asyncio.timeout(20):
+            driving = asyncio.create_task(
+                drive(server, stop, arrivals=arrivals, num_requests=number, duration_s=duration_s)
+            )
+            await server.until_asked(1)
+            if is_stopped:
+                stop.set()
+            driver = await driving
+        assert len(driver.outcomes) == 1
+        assert not driver.has_lasted
+
+    asyncio.run(run())
+
+
 def test_a_refused_client_asks_again_soon_or_when_it_was_told() -> None:
     async def refuses_once(body: dict[str, Any], speaker: Speaker) -> None:
         if not is_refused.is_set():

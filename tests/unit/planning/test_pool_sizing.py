@@ -4,7 +4,10 @@ from itertools import pairwise
 import pytest
 
 from tandem.architecture.catalogue import find_cost
+from tandem.architecture.draft_cost import DrafterCost
+from tandem.planning.feasibility import misfits
 from tandem.planning.hardware import find_accelerator, find_link
+from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.planning.pool_sizing import PoolSizing, size_pools
 from tandem.planning.prefill_queue import prompt_queue
 from tandem.planning.profile import Profile, draw_profile
@@ -129,6 +132,28 @@ def test_a_model_that_does_not_fit_is_said_with_how_many_accelerators_hold_it() 
 def test_a_request_that_does_not_fit_is_said() -> None:
     problems = size_pools(site(profile=Profile([(500_000, 10)]), ttft_ms=1e6), 0.01).problems
     assert "cannot hold the longest request: 500,010 tokens need 73.7 GB of KV, and h100 has 55.6 GB" in problems[0]
+
+
+def drafting(drafter: str, num: int = 1) -> Roofline:
+    drafts = PlannedDrafts(drafter=DrafterCost(find_cost(drafter)), acceptance=0.6, most=3)
+    return Roofline(find_cost("qwen3-8b"), find_accelerator("h100"), num, drafts=drafts)
+
+
+def test_a_drafter_that_no_accelerator_holds_is_said() -> None:
+    """Each accelerator has room for the whole drafter, so more of them do not help; it said "use 0 accelerators"."""
+    (problem,) = misfits(drafting("llama-3-70b", 2), VARIED, "a decode worker")
+    assert problem == (
+        "a decode worker cannot hold the drafter: each accelerator has room for its 141.1 GB, and h100 has 72.0 GB for "
+        "weights and KV; use accelerators with more memory, or a smaller drafter"
+    )
+
+
+def test_a_request_that_does_not_fit_with_its_drafters_kv_is_said() -> None:
+    """The report had no pools then, as for a model that does not fit, and recommended some."""
+    decode, long = drafting("llama-3-8b"), Profile([(200_000, 10)])
+    assert decode.model.kv_bytes(long.longest) < decode.kv_memory_bytes < decode.held_bytes(long.longest)
+    (problem,) = misfits(decode, long, "a decode worker")
+    assert "a decode worker cannot hold the longest request: 200,010 tokens need 55.7 GB of KV" in problem
 
 
 def test_more_than_every_count_is_said() -> None:

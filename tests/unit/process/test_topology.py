@@ -161,6 +161,7 @@ def test_ports_are_free_different_and_chosen_by_the_seed() -> None:
         again = free_ports(20, "127.0.0.1", random.Random(5))
     assert first[3] not in again
     assert set(first) - set(again) == {first[3]}
+    assert set(first) - set(free_ports(20, "127.0.0.1", random.Random(5), kept=first[:2])) == set(first[:2])
 
 
 def test_workers_alone_are_told_of_the_core_board_each_with_a_slot_of_its_own() -> None:

@@ -117,6 +117,26 @@ def test_a_worker_set_aside_is_counted_as_such() -> None:
         assert metrics.registry.get_sample_value("tandem_router_workers", labels) == 1
 
 
+@pytest.mark.parametrize(
+    ("lifecycle", "age_s", "state"),
+    [
+        ("starting", 0.1, "starting"),
+        ("recovering", 0.1, "recovering"),
+        ("draining", 0.1, "draining"),
+        ("recovering", 9.0, "dead"),
+        ("ready", 0.1, "dead"),
+    ],
+)
+def test_a_worker_that_reports_and_is_given_nothing_is_not_counted_as_dead(
+    lifecycle: str, age_s: float, state: str
+) -> None:
+    """One that replaces its ranks was."""
+    metrics = RouterMetrics()
+    metrics.show_workers([WorkerListing(status=status("d", D, lifecycle=lifecycle), age_s=age_s, is_alive=False)])
+    labels = {"role": "decode", "state": state}
+    assert metrics.registry.get_sample_value("tandem_router_workers", labels) == 1
+
+
 def hashes_of(
     token_ids: Sequence[int], fingerprint: str = "weights", block_size: int = 16, scope: CacheScope = UNSCOPED
 ) -> list[bytes]:

@@ -160,6 +160,14 @@ def test_spares_wait_least_first_and_could_serve_it_too() -> None:
     assert fleet.spares(shape, "p", "d", 0.0, 9) == ["short", "long"]
 
 
+def test_the_decode_worker_is_no_spare_of_its_own_request() -> None:
+    """It would ask itself, and hold the prompt's KV twice."""
+    fleet = fleet_of("p")
+    for worker_id in ("both", "other"):
+        fleet.report(worker(worker_id, Role.BOTH))
+    assert fleet.spares(request(), "p", "both", 0.0, 2) == ["other"]
+
+
 def test_a_request_that_decode_must_prefill_has_no_prefill_candidates() -> None:
     fleet = fleet_of("p", "d")
     (pool,) = fleet.pools(request())

@@ -525,6 +525,38 @@ class NearDiscovery(AwayDiscovery):
             await super().announce(record)
 
 
+class ListDiscovery(NearDiscovery):
+    """Keeps whom it was told of. Its answer to `withdraw` takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: set[WorkerRecord] = set()
+
+    async def announce(self, record: WorkerRecord) -> None:
+        await super().announce(record)
+        self.listed.add(record)
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        self.listed.discard(record)
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+def test_a_worker_that_has_withdrawn_is_not_announced_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was, until it had the answer of every router, and then stayed listed for seconds after its end."""
+    discovery = ListDiscovery()
+    monkeypatch.setattr("tandem.worker.process.ANNOUNCE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("tandem.worker.process._open_discovery", lambda *_: discovery)
+
+    async def main() -> None:
+        async with one_worker(llama):
+            await asyncio.wait_for(discovery.tried.wait(), 20)
+            assert len(discovery.listed) == 1
+
+    asyncio.run(main())
+    assert not discovery.listed
+
+
 class LargeDiscovery(NearDiscovery):
     """Lists a thousand workers. Each announcement takes a second."""
 

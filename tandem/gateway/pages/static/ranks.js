@@ -2,6 +2,7 @@
 
 import { el } from "./dom.js";
 import { ago, NONE } from "./format.js";
+import { isHeard } from "./workers.js";
 
 const mono = (words) => el("span", { class: "mono" }, words ?? NONE);
 const SILENT_S = 1; // a rank shows four times a second that it runs
@@ -10,7 +11,7 @@ const SILENT_S = 1; // a rank shows four times a second that it runs
 
 /** @param {Record<string, any>[]} workers entries of /admin/workers @returns {Rank[]} none of workers that are one process */
 export function ranksOf(workers) {
-  return workers.filter(({ ranks, is_alive }) => ranks && is_alive).flatMap(({ worker_id, ranks }) =>
+  return workers.filter((worker) => worker.ranks && isHeard(worker)).flatMap(({ worker_id, ranks }) =>
     ranks.members.map((member) => ({ ...member, worker_id, num_epochs: ranks.num_epochs, rows: ranks.experts?.by_rank[member.rank] })));
 }
 

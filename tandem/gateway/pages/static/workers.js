@@ -6,9 +6,15 @@ import { ago, cores, count, memory } from "./format.js";
 import { LiveTable } from "./table.js";
 
 const REMEMBERED_MS = 5 * 60 * 1000;
+const SILENT_S = 2; // without a report, after which a worker is gone
 const ROLES = ["prefill", "decode"];
 
 /** @typedef {Record<string, any>} Worker an entry of /admin/workers */
+
+/** Whether it reports. NOTE: `is_alive` means that it is given requests; one that starts, drains or recovers is not. */
+export function isHeard({ is_alive: isGivenRequests, state, age_s: ageS }) {
+  return isGivenRequests || (state !== "ready" && ageS <= SILENT_S);
+}
 
 export class Workers {
   constructor() {
@@ -28,7 +34,7 @@ export class Workers {
   /** @param {Worker[]} workers what is heard of now */
   show(workers, nowMs = Date.now()) {
     for (const worker of workers) {
-      const state = worker.is_alive ? worker.state : "gone";
+      const state = isHeard(worker) ? worker.state : "gone";
       this.known.set(worker.worker_id, { worker: { ...worker, state }, seenMs: nowMs });
     }
     for (const [id, { worker, seenMs }] of this.known) {
