@@ -302,4 +302,4 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     other dtypes are codes, or belong to parts that are not served.
     """
     dtypes = (str(checkpoint.outline(name).dtype).removeprefix("torch.") for name in checkpoint.names)
-    return next(dtype for dtype in dtypes if dtype in TORCH_DTYPES)
+    return next((dtype for dtype in dtypes if dtype in TORCH_DTYPES), "float32")
