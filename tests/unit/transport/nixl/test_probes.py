@@ -4,6 +4,7 @@ import pytest
 
 from tandem.transport.card import Identity
 from tandem.transport.nixl import transport as nixl
+from tandem.transport.nixl.agent import NUM_PROBES
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 from tests.unit.transport.test_read_counts import CountingAgent
@@ -24,6 +25,6 @@ def test_a_row_is_not_given_to_another_connection_before_it_was_looked_at(monkey
     )
     reader.connect(source.card())
     assert free == [set()]
-    assert len(reader._probes) == nixl.NUM_PROBES
+    assert len(reader._probes) == NUM_PROBES
     for each in (reader, source):
         each.close()
