@@ -68,9 +68,9 @@ def test_embedding_scale_is_rounded_to_the_dtype_first() -> None:
 def test_a_multiplier_of_embeddings_is_not_rounded(save: Callable[..., Path], tmp_path: Path) -> None:
     """Regression: that of Granite was rounded to bfloat16 first, as Gemma's scale is, and transformers does not."""
     path = save(tmp_path, dtype="bfloat16", embedding_multiplier=5.65)
-    reference, token_ids, seen = checkpoints.load_reference(path, torch.bfloat16), torch.arange(64), []
-    layers: Any = reference.get_decoder().layers
-    layers[0].register_forward_pre_hook(
+    reference: Any = checkpoints.load_reference(path, torch.bfloat16)
+    token_ids, seen = torch.arange(64), list[torch.Tensor]()
+    reference.get_decoder().layers[0].register_forward_pre_hook(
         lambda _, args, named: seen.append(args[0] if args else named["hidden_states"]), with_kwargs=True
     )
     with torch.no_grad():
