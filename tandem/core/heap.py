@@ -7,10 +7,13 @@ the token ids of a long prompt come from an arena, which retains at its end what
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MAX_ARENAS = 2
 LARGE_BYTES = 512 * 1024  # buffers of this size and larger are pages of their own, unless the arena has room at its end
 RETAINED_BYTES = 4 * 2**20  # at the end of an arena; what is free beyond is returned
+_ADAPTED_BYTES = 32 * 2**20  # to which glibc raises the size of large ones by itself, as such buffers are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
@@ -22,6 +25,26 @@ def bound_heap() -> bool:
     settings = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, RETAINED_BYTES))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+@contextmanager
+def large_buffers_given_back() -> Iterator[None]:
+    """While it lasts, a large buffer is pages of its own, so that the system has them back once it is freed; for work
+    that makes many large buffers of different sizes and lasting ones between them.
+
+    Afterwards glibc takes buffers from arenas again, up to the size to which it would have adapted by itself. Not for a
+    process with a bounded heap.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, _ADAPTED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _ADAPTED_BYTES)
 
 
 def trim_heap() -> bool:

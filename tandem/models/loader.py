@@ -29,6 +29,7 @@ from tandem.compute.weights.base import WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.compute.weights.shards import GatheredWeight, JoinedWeight, SummedWeight
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.core.heap import large_buffers_given_back
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
 from tandem.models.fingerprint import compute_fingerprint
@@ -98,6 +99,7 @@ def _naming_the_model(
 
 
 @_naming_the_model
+@large_buffers_given_back()
 def load_model(
     path_or_hub_id: str,
     *,

@@ -16,6 +16,7 @@ import torch
 from tandem.architecture.model import EMBEDDING, HEAD, choose_rope_factors
 from tandem.compute.ops import Kernels
 from tandem.core.errors import ConfigurationError
+from tandem.core.heap import large_buffers_given_back
 from tandem.quantize.checkpoint_writer import CheckpointWriter
 from tandem.quantize.coded_layer import WeightError, coded_inputs, from_stored, read_errors, to_stored, write_errors
 from tandem.quantize.evaluation import compare, relative_error
@@ -77,6 +78,7 @@ class QuantizationRun:
         recipe = asdict(self._recipe)
         return {"model": self._model.fingerprint, "recipe": recipe, "text": digest.hexdigest()}
 
+    @large_buffers_given_back()
     def write(self, writer: CheckpointWriter) -> QuantizationReport:
         """Writes the checkpoint with a report in it; layers that `writer` already has are not computed again.
 

@@ -161,9 +161,7 @@ class SimulatedKubernetes:
             self._stop(pod.name)
 
     def _begin(self, name: str) -> None:
-        if self.pods[name].is_ending:
-            self.note_end(name)
-        else:
+        if name in self.pods:  # NOTE: one that was told to end before it began is gone
             self._start(name)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import Report, run_scenario
 from tandem.simulation.scaling import Scaling
+from tandem.simulation.seeds import run_seed
 from tests.simulation.mutations import shrinks_blindly
 from tests.simulation.test_lost_workers import SCENARIO
 
@@ -71,3 +72,8 @@ def test_another_planner_goes_on_where_the_leader_died() -> None:
     assert (first.writer, first.before, first.after) == (leader, 2, 3)
     assert first.at_s < died_s
     assert [(write.writer, write.before, write.after) for write in rest] == [(other, 3, 2), (other, 2, 1)]
+
+
+def test_a_pod_that_is_told_to_end_before_it_begins_does_not_begin() -> None:
+    """Regression: its beginning raised an error of the simulation. Seed 30092."""
+    assert run_seed(30092).violations == ()

@@ -14,7 +14,6 @@ from torch.nn import functional
 from tandem.architecture.cost import Products
 from tandem.compute.codes import CodeKind
 from tandem.compute.order import Order
-from tandem.compute.weights.base import Weight
 from tandem.compute.weights.coded import CodedWeight
 
 _LARGEST: Final = 127
@@ -57,16 +56,6 @@ def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
     return (wide / scales).round().clamp(-_LARGEST - 1, _LARGEST).to(torch.int8), scales
-
-
-def rows_as_multiplied(weight: Weight, x: torch.Tensor) -> torch.Tensor:
-    """The rows `x` [num_tokens, in] as `weight` multiplies them: rounded to 8 bits if it is an `Int8Product`. For a
-    layer that multiplies with the weight's numbers itself.
-    """
-    if not isinstance(weight, Int8Product):
-        return x
-    codes, scales = quantised_rows(x)
-    return (codes.float() * scales).to(x.dtype)
 
 
 def _sums(codes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

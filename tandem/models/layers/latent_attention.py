@@ -13,7 +13,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear
 from tandem.compute.weights.by_head import LinearByHead
-from tandem.compute.weights.int8_activations import rows_as_multiplied
+from tandem.compute.weights.row_rounding import rows_as_multiplied
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable

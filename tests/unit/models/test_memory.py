@@ -93,7 +93,7 @@ def test_peak_of_narrowing(tiny: Path, large: Path, tmp_path: Path) -> None:
     _assert_peak(tiny, tmp_path, "bfloat16")
 
 
-KEPT_BYTES = 64e6  # by the allocator, of work on one matrix
+WORK_BYTES = {True: 8e6, False: 64e6}  # on one matrix, by the compiled kernels and by PyTorch's
 
 
 @pytest.mark.slow
@@ -102,8 +102,7 @@ KEPT_BYTES = 64e6  # by the allocator, of work on one matrix
     [*((name, True) for name in KINDS), ("gptq", False), ("compressed int4 groups", False)],
 )
 def test_peak_of_loading_codes(name: str, is_native: bool, tmp_path: Path) -> None:
-    """Beside the share, the allocator keeps some memory, however many weights there are: with 960 million weights in
-    place of these 240 million the peak is below the share alone (`bench.loading`).
+    """Beside the share there is work on one matrix, however many weights there are.
 
     Without the compiled kernels codes may be those of the file, which is mapped more than once: the kernel counts pages
     of each mapping.
@@ -113,7 +112,7 @@ def test_peak_of_loading_codes(name: str, is_native: bool, tmp_path: Path) -> No
     small, large = save_codes(tmp_path / "small", name, SMALL), save_codes(tmp_path / "large", name, LARGE)
     weights, growth = loading(small, large, is_native=is_native)
     assert weights > 110e6
-    assert 0.9 * weights < growth <= PEAK_RATIO * weights + KEPT_BYTES
+    assert 0.9 * weights < growth <= PEAK_RATIO * weights + WORK_BYTES[is_native]
 
 
 @pytest.mark.parametrize("name", KINDS)

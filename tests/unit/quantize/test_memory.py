@@ -32,8 +32,10 @@ def peak_bytes(path: Path, method: str, num_layers: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rtn", "awq"])
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq"])
 def test_further_layers_add_little_to_the_peak(method: str, tmp_path: Path) -> None:
-    """NOTE: GPTQ's peak grew by 39 and 43 MB from 3 to 13 layers, a quarter of their size; the cause is not known."""
+    """Regression: GPTQ's peak grew by 39 to 63 MB from 3 to 13 layers, since freed buffers stayed in the heap between
+    small ones that lasted.
+    """
     few, many = (peak_bytes(tmp_path, method, num_layers) for num_layers in (FEW, MANY))
-    assert many - few < 2 * FLOAT32_BYTES, "less than two of the ten further layers"
+    assert many - few < FLOAT32_BYTES, "less than one of the ten further layers"

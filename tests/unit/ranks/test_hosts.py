@@ -245,8 +245,8 @@ def test_a_host_too_many_finds_no_place() -> None:
 
 def answering(port: int, num_here: int) -> threading.Thread:
     """A thread that joins as a host and starts no ranks, although it says so; it ends with the leader."""
-    ways = [join(("127.0.0.1", port), proof(), bytes(16), way, RELEASE)[0] for way in Direction]
-    link = Link(*ways, lambda: True)
+    incoming, outgoing = (join(("127.0.0.1", port), proof(), bytes(16), way, RELEASE)[0] for way in Direction)
+    link = Link(incoming, outgoing, lambda: True)
 
     def serve() -> None:
         with suppress(TransportError, OSError):
