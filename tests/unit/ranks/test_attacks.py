@@ -207,6 +207,7 @@ class Leading:
     """A leader with one lying host, whose rank 1 has begun unless it `says` otherwise."""
 
     def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
         self.hosts = opened.enter_context(leader())
         self.host = LyingHost(self.hosts.port)
         opened.callback(self.host.close)
@@ -221,6 +222,7 @@ class Leading:
         self.host.say(Frame(FrameKind.STARTED, epoch=1, size=NUMBER.size), NUMBER.pack(1234))
         rank = self.beginning.result(20)[1]
         assert isinstance(rank, RemoteRank)
+        self._opened.callback(rank.close)
         self.rank = rank
 
     def why_lost(self) -> str:
