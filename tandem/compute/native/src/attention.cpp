@@ -197,6 +197,7 @@ template <class T> struct Attention {
   }
 
   void meet(const Span& span, const TileRows<T>& tile, const TileRows<T>* ahead, int64_t start) {
+    if (has_harmful_values(span, tile, start)) return meet_one_by_one(span, start);
     if (kReadsDirectly<T> && span.rows <= kDirectRows && call.head_dim % kChunk == 0) {
       attend_directly(span, tile, ahead, start);
       return;
@@ -204,6 +205,37 @@ template <class T> struct Attention {
     pack(tile, ahead, int(min64(kTile, span.high - start)));
     for (int done = 0; done < span.rows; done += kTileRows)
       attend(span.row + done, int(min64(kTileRows, span.rows - done)), start);
+  }
+
+  // Whether a value is not finite and belongs to a key that some rows see and others do not: zero times it is a NaN.
+  bool has_harmful_values(const Span& span, const TileRows<T>& tile, int64_t start) const {
+    const int64_t first = positions[span.row], last = positions[span.row + span.rows - 1];
+    if (task.members || first == last) return false;  // all rows of such a span see the same keys
+    for (int64_t j = 0, key = start; j < kTile; ++j, ++key) {
+      const bool is_later = key > first && key <= last;
+      const bool is_left = key >= first_visible(first) && key < first_visible(last);
+      if ((is_later || is_left) && !is_finite(tile.v[j])) return true;
+    }
+    return false;
+  }
+
+  bool is_finite(const T* value) const {
+    f32x16 zeros{};
+    for (int d = 0; d < call.head_dim; d += kLanes)
+      zeros += load16(value + d, int(min64(kLanes, call.head_dim - d))) * f32x16{};
+    return reduce_add(zeros) == 0.0f;
+  }
+
+  // Each row with the keys that it sees and zeros for all others, as if it were alone.
+  void meet_one_by_one(const Span& span, int64_t start) {
+    for (int row = span.row; row < span.row + span.rows; ++row) {
+      const Span alone{row, 1, span.request, first_visible(positions[row]), positions[row] + 1};
+      if (alone.high <= start || alone.low >= start + kTile) continue;
+      TileRows<T> tile;
+      locate(call, alone, task.kv_head, start, tile);
+      pack(tile, nullptr, int(min64(kTile, alone.high - start)));
+      attend(row, 1, start);
+    }
   }
 
   void pack(const TileRows<T>& tile, const TileRows<T>* next, int used) {

@@ -114,6 +114,35 @@ def test_attention_of_a_token_does_not_depend_on_how_it_is_computed(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("num_tokens", [2, 3, 100])
+@pytest.mark.parametrize("head_dim", [40, 64])
+def test_an_infinite_value_reaches_no_token_that_does_not_see_it(
+    kernels: NativeKernels, dtype: torch.dtype, window: int, num_tokens: int, head_dim: int
+) -> None:
+    """Such as that of a draft token, which is then rejected, or of one that the window has left behind."""
+    length, block_size = 260, 16
+    keys, values = (normal(i, 18, 2, block_size, head_dim, dtype=dtype) for i in (0, 1))
+    table, q = torch.arange(1, 18, dtype=torch.int32)[None], normal(2, num_tokens, 4, head_dim, dtype=dtype)
+    harmful = {length - 1, length - 70, length - num_tokens + 1}
+    for key in harmful:
+        values[1 + key // block_size, :, key % block_size, 3] = float("inf")
+
+    def attend(start: int, end: int) -> torch.Tensor:
+        starts, lengths = torch.tensor([0, end - start]), torch.tensor([length - num_tokens + end])
+        where = table, starts.int(), lengths.int()
+        return kernels.paged_attention(q[start:end], keys, values, *where, head_dim**-0.5, window)
+
+    together = attend(0, num_tokens)
+    for token in range(num_tokens):
+        position = length - num_tokens + token
+        seen = range(max(0, position - window + 1) if window else 0, position + 1)
+        assert bool(together[token].isfinite().all()) == harmful.isdisjoint(seen)
+        if harmful.isdisjoint(seen):
+            assert torch.equal(bits(together[token]), bits(attend(token, token + 1)[0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (150, 0.0), (0, 20.0)])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
