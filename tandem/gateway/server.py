@@ -55,6 +55,15 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
         self._stopping.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """NOTE: Uvicorn leaves requests running when it is to end at once; what they have used must still be billed."""
+        await super().shutdown(sockets)
+        left = tuple(self.server_state.tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LAST_WORDS_S)
+
     async def wait_stopping(self) -> None:
         """Waits until `stop` is called."""
         await self._stopping.wait()

@@ -118,6 +118,7 @@ def _parts(url: str) -> tuple[str, int, str, str]:
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
+        (host or "").encode("idna")  # NOTE: as the resolver does, whose error for an empty or long label is no OSError
     except ValueError:
         scheme, host, port = "", None, None
     if scheme not in _DEFAULT_PORTS or not host or not url.isascii() or any(map(str.isspace, url)) or "@" in url:

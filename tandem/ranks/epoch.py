@@ -14,7 +14,7 @@ from tandem.core.errors import ConfigurationError, RanksLostError
 from tandem.core.machine import monotonic_s, random_id
 from tandem.engine.ranks import ShardSizes
 from tandem.ranks.hangup import watch_for_hangup
-from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
+from tandem.ranks.heartbeat import BEAT_S, START_SILENCE_S, Heartbeats
 from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step, pack
 from tandem.ranks.rank_process import END_S, RankProcess, await_ends
 from tandem.ranks.system import GroupLinks, Watch
@@ -48,7 +48,8 @@ class Epoch:
         self._on_lost = on_lost
         self._reason: str | None = None
         self._is_closed = False
-        self._beats: Heartbeats | None = None
+        self._beats = Heartbeats(shared.beats, monotonic_s(), START_SILENCE_S)
+        self._is_ready = False
         self._ranks = ranks
         level = logging.getLogger("tandem").getEffectiveLevel()
         for rank in self._ranks:
@@ -72,12 +73,12 @@ class Epoch:
 
     @property
     def silent_s(self) -> tuple[float, ...]:
-        """Seconds since each rank's last heartbeat; () = heartbeats have not begun."""
-        return () if self._beats is None else self._beats.silent_s(monotonic_s())
+        """Seconds since each rank's last heartbeat; () = the ranks are not ready."""
+        return self._beats.silent_s(monotonic_s()) if self._is_ready else ()
 
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:
         """Waits until all ranks have loaded the same model and allocated their memory. Raises `ConfigurationError` if
-        one refuses to serve or has ended.
+        one refuses to serve, has ended, or stands still (then it is killed).
         """
         for rank in self._ranks:
             loaded = self._receive(rank, Loaded)
@@ -91,7 +92,7 @@ class Epoch:
             self._send(rank, Prepare(sizes, keeps_pages))
         for rank in self._ranks:
             self._receive(rank, Prepared)
-        self._beats = Heartbeats(self._shared.beats, monotonic_s())
+        self._beats, self._is_ready = Heartbeats(self._shared.beats, monotonic_s()), True
         _log.info("%d ranks are ready: processes %s", len(self._ranks) + 1, [os.getpid(), *self.process_ids.values()])
 
     def begin_step(self, step: Step) -> None:
@@ -120,12 +121,13 @@ class Epoch:
 
     def _listen(self) -> None:
         """Kills a rank whose heartbeats have stopped."""
-        if self._beats is None or self._reason is not None:
+        if self._reason is not None:
             return
-        rank = self._beats.silent_rank(self._shared.beats, monotonic_s())
+        beats = self._beats
+        rank = beats.silent_rank(self._shared.beats, monotonic_s())
         if rank is not None:
             self._ranks[rank].kill()
-            self._lose(rank, f"has stood still for {SILENCE_S:g} s")
+            self._lose(rank, f"has stood still for {beats.limit_s:g} s")
 
     def _lose(self, rank: int, why: str | None = None) -> None:
         """Ends the epoch since a rank is lost. `why`: None = its process ended."""

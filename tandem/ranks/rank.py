@@ -43,12 +43,13 @@ def run(
     open_links: Callable[[Begin], GroupLinks],
     load: Callable[[EngineConfig, RankLinks], LoadedShard],
     kv_memory: int,
-    on_ready: Callable[[GroupLinks], None],
+    on_ready: Callable[[], None],
 ) -> int:
     """Serves the leader's messages. Returns an exit code if it refuses to serve or loses another rank.
 
     Args:
-        on_ready: called when steps can come; from then on the rank shows that it runs.
+        open_links: opens the exchanges; from then on the rank sends heartbeats.
+        on_ready: called when steps can come.
 
     Raises:
         EOFError, OSError: the leader has ended.
@@ -65,7 +66,7 @@ def run(
     prepare = unpack(leader.recv_bytes())
     assert isinstance(prepare, Prepare)
     runner = shard.runner(prepare.sizes, kv_memory, prepare.keeps_pages)
-    on_ready(shared)
+    on_ready()
     leader.send_bytes(pack(Prepared(begin.epoch)))
     while True:
         step = unpack(leader.recv_bytes())
@@ -98,13 +99,13 @@ def main() -> int:
         sizes = begin.rank, begin.num_ranks, begin.num_stages
         shared = SharedLinks(memory, *sizes, deadline_s=begin.deadline_s, num_contexts=begin.num_contexts)
         os.close(memory)
+        threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
         return shared
 
-    def settle(shared: GroupLinks) -> None:
+    def settle() -> None:
         os.close(kv_memory)
         gc.collect()
         gc.freeze()
-        threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
 
     watch_for_hangup([socket], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:

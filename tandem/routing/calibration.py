@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.core.errors import InvalidRequestError, shown
+from tandem.core.errors import InvalidRequestError
 from tandem.routing.least_squares import Matrix, Vector, solve_nonnegative
+from tandem.routing.measurement import require_measurement
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 
 _MAX_WORKERS = 65_536  # whose warm-up samples are counted
@@ -69,12 +70,9 @@ class Fit:
         """Learn from one measurement.
 
         Raises:
-            InvalidRequestError: the measurement or a feature is not a finite number in range.
+            InvalidRequestError: the measurement or a feature is out of range.
         """
-        if not (math.isfinite(measured_ms) and measured_ms > 0 and all(0 <= value < math.inf for value in features)):
-            raise InvalidRequestError(
-                f"measured_ms={shown(measured_ms)} for {shown(features)} is no measurement; a finite time above zero is"
-            )
+        require_measurement(features, measured_ms)
         parts = tuple(prior * value for prior, value in zip(self._prior, features, strict=True))
         predicted_ms = sum(ratio * part for ratio, part in zip(self._ratios, parts, strict=True))
         scale_ms = max(predicted_ms, measured_ms)

@@ -7,14 +7,14 @@ half of the peers are set aside, so a worker without peers never is. Owned by on
 routers that receive the same measurements decide the same.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem.core.errors import ConfigurationError, InvalidRequestError, shown
+from tandem.core.errors import ConfigurationError
 from tandem.routing.least_squares import Vector
+from tandem.routing.measurement import require_measurement
 from tandem.routing.pace import PaceRounds
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import Speed
@@ -129,12 +129,9 @@ class Outliers:
         the worker may not be probed yet.
 
         Raises:
-            InvalidRequestError: `measured_ms` is not a finite number above zero.
+            InvalidRequestError: `measured_ms` or a feature is out of range.
         """
-        if not (math.isfinite(measured_ms) and measured_ms > 0):
-            raise InvalidRequestError(
-                f"measured_ms={shown(measured_ms)} is no measurement; a finite time above zero is"
-            )
+        require_measurement(features, measured_ms)
         worker = self._known(state)
         if worker.verdict.until_s <= now_s:
             worker.paces[stage].observe(features, measured_ms, now_s)

@@ -70,6 +70,7 @@ from tandem.worker.feeds import Feeds, RouterIndex
 from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
+from tandem.worker.lifecycle import Lifecycle
 from tandem.worker.process import WorkerProcess, serving_core
 from tandem.worker.ranks import open_ranks, recover_from, report_of
 from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
@@ -142,11 +143,14 @@ async def serving_simulated_worker(
     credentials = Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation)
     feeds = _open_feeds(environment, node, me, epoch, credentials)
     assembly, writer, group = await _open_engine(environment, node, settings, credentials, feeds)
+    lifecycle = Lifecycle(worker_id)
     engine: AsyncEngine
     if group is None:
         engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
     else:
         engine = FiberEngine(assembly.engine, environment.loop, node, on_turn)
+        tell = asyncio.get_running_loop().call_soon_threadsafe
+        engine.on_recovering = functools.partial(tell, lifecycle.recovering)
         recover_from(group, engine)
     engine.start()
     compatibility = compatibility_of(assembly)
@@ -179,7 +183,7 @@ async def serving_simulated_worker(
         host=host,
     )
     blank, model = blank_state(settings, worker_id, assembly, compatibility), model_info(settings, assembly)
-    async with serving_core(core, settings, address, feeds, blank, model, prometheus) as worker:
+    async with serving_core(core, settings, address, feeds, blank, model, prometheus, lifecycle) as worker:
         yield SimulatedWorker(worker, assembly.engine)
 
 

@@ -123,7 +123,7 @@ class SimulatedRank:
             self._system.changed.notify()
 
     def _run(self) -> None:
-        self._result = led_rank.run(self, self._open_links, self._load, self._kv_memory, self._beat)
+        self._result = led_rank.run(self, self._open_links, self._load, self._kv_memory, lambda: None)
 
     def _end_of_work(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, EOFError | OSError):
@@ -133,6 +133,7 @@ class SimulatedRank:
     def _open_links(self, begin: Begin) -> GroupLinks:
         assert begin.num_stages == begin.num_contexts == 1
         self._links = SimulatedLinks(self._system.links_memory, self._memory, begin.rank, begin.deadline_s)
+        self._beat(self._links)
         return self._links
 
     def _load(self, config: EngineConfig, links: RankLinks) -> LoadedShard:

@@ -28,18 +28,20 @@ class Lifecycle:
         self.state = LifecycleState.STARTING
         self.num_working = 0
         self._name = name
+        self._is_recovering = False
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def ready(self) -> None:
-        """Accepts work from now on."""
+        """Accepts work from now on, or once the process has recovered."""
         if self.state is LifecycleState.STARTING:
-            self._become(LifecycleState.READY)
+            self._become(LifecycleState.RECOVERING if self._is_recovering else LifecycleState.READY)
 
     def recovering(self, is_recovering: bool) -> None:
-        """Pauses accepting work (True), or resumes it (False). No effect if the process was not ready."""
+        """Pauses accepting work (True), or resumes it (False); a process that starts will be ready accordingly."""
+        self._is_recovering = is_recovering
         if is_recovering and self.state is LifecycleState.READY:
             self._become(LifecycleState.RECOVERING)
         elif not is_recovering and self.state is LifecycleState.RECOVERING:

@@ -156,6 +156,7 @@ async def serving_worker(
         assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
         engine = AsyncEngine(assembly.engine)
         if ranks is not None:
+            engine.on_recovering = partial(_tell, loop, lifecycle.recovering)
             recover_from(ranks, engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
@@ -216,17 +217,15 @@ async def serving_core(
     blank: WorkerState,
     model: ModelInfo,
     prometheus: CollectorRegistry,
-    lifecycle: Lifecycle | None = None,
+    lifecycle: Lifecycle,
 ) -> AsyncIterator[WorkerProcess]:
     """Serves a running engine: answers calls at `bind`, reports, expires leases, is announced; as `serving_worker`.
 
     Args:
         blank, model: description of this worker for routers, without load.
-        lifecycle: of this worker, still starting; None = a new one.
+        lifecycle: of this worker, still starting.
     """
     async with contextlib.AsyncExitStack() as opened:
-        lifecycle = lifecycle or Lifecycle(core.me.worker_id)
-        core.engine.on_recovering = partial(_tell, asyncio.get_running_loop(), lifecycle.recovering)
         sources = Sources(core)
         opened.push_async_callback(sources.close)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import httpx
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
+from tandem.gateway.server import GatewayServer
 from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers import command_line
@@ -62,6 +65,37 @@ def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
         assert "Traceback" not in rest
         await router.stop()
         await worker.kill()
+
+    asyncio.run(run())
+
+
+def test_requests_that_a_second_stop_cuts_have_ended_when_the_server_has() -> None:
+    """They were cancelled after accounts had been closed, so that their last part was not billed."""
+
+    async def run() -> None:
+        events: list[str] = []
+        has_begun = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            has_begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                events.append("settled")
+
+        server = GatewayServer(uvicorn.Config(app, lifespan="off", log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+            await asyncio.wait_for(has_begun.wait(), 10)
+            server.stop()
+            server.stop()
+            await asyncio.wait_for(serving, 10)
+            events.append("closed")
+            writer.close()
+        assert events == ["settled", "closed"]
 
     asyncio.run(run())
 

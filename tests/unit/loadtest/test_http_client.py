@@ -182,7 +182,11 @@ def test_a_path_of_the_url_goes_before_every_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "host:8000", "ftp://host", "http://", "http://a b", "http://u:p@host", "http://h:x"]
+    "url",
+    [
+        *("", "host:8000", "ftp://host", "http://", "http://a b", "http://u:p@host", "http://h:x"),
+        *("http://[::1", "http://h:99999", "http://a..b", f"http://{'a' * 64}:80"),
+    ],
 )
 def test_an_address_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is no HTTP address"):

@@ -306,11 +306,13 @@ def test_a_verdict_outlives_a_broken_watch_and_ends_with_the_process() -> None:
     assert seen.chosen_from() == {"d0", "d1", "d2"}
 
 
-@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan])
-def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float) -> None:
+@pytest.mark.parametrize(
+    ("duration_s", "num_tokens"), [(0.0, 10), (-1.0, 10), (math.nan, 10), (1e-322, 2**63), (1e300, 10)]
+)
+def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float, num_tokens: int) -> None:
     """Rounds of zeros were the median once, and whoever reported next was divided by it."""
     seen = Seen()
-    wrong = StepSample(num_running=1, num_context_tokens=10, duration_s=duration_s)
+    wrong = StepSample(num_running=1, num_context_tokens=num_tokens, duration_s=duration_s)
     for _ in range(40):
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1"):

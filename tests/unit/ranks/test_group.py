@@ -336,6 +336,23 @@ def test_a_rank_that_stands_still_is_found_within_two_seconds_and_killed(checkpo
         assert ends(stopped)
 
 
+def test_a_rank_that_stands_still_before_it_is_ready_is_killed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader waited for it for ever."""
+    monkeypatch.setattr(epoch, "START_SILENCE_S", 1.0)
+    with forked_ranks():
+        group = RankGroup(share_of(ranked_config(checkpoint), 2), 2)
+        try:
+            (stopped,) = group.process_ids.values()
+            os.kill(stopped, signal.SIGSTOP)
+            with pytest.raises(ConfigurationError, match=r"^rank 1 has ended before it could serve, by signal 9"):
+                group.prepare("", ShardSizes(2, 64, 1))
+            assert ends(stopped)
+        finally:
+            group.close()
+
+
 @pytest.mark.parametrize("family", ["qwen2", pytest.param("granite_hybrid", marks=pytest.mark.slow)])
 def test_a_group_that_is_formed_anew_has_the_kv_of_the_one_before(tmp_path: Path, family: str) -> None:
     """A rank is killed within a step: what was cached is found again, with the bits of one rank."""

@@ -30,3 +30,9 @@ def test_who_stood_still_itself_accuses_nobody() -> None:
     assert heartbeats.silent_rank([0, 1, 2], 100.5) is None
     assert heartbeats.silent_rank([0, 1, 3], 101.1) is None
     assert heartbeats.silent_rank([0, 1, 4], 101.6) == 1
+
+
+def test_the_limit_may_be_longer() -> None:
+    heartbeats = Heartbeats([0, 0], 0.0, 60.0)
+    times = [number * BEAT_S for number in range(1, 300)]
+    assert next(now_s for now_s in times if heartbeats.silent_rank([0, 0], now_s) == 1) == 60.0

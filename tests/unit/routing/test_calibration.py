@@ -110,8 +110,30 @@ def test_the_error_of_predictions_is_recorded() -> None:
     assert calibration.errors()["kind"][0].mean_absolute < 0.08
 
 
-@pytest.mark.parametrize("measured_ms", [0.0, -1.0, float("nan"), float("inf")])
-def test_no_measurement_is_refused(measured_ms: float) -> None:
+@pytest.mark.parametrize(
+    ("work", "measured_ms"),
+    [
+        *((PrefillWork.of(100, 0), each) for each in (0.0, -1.0, float("nan"), float("inf"), 1e200, 1e-300)),
+        (PrefillWork(), 1.0),
+        (PrefillWork(1e-300), 1.0),
+        (PrefillWork(1.7e308), 1.0),
+        (PrefillWork(float("nan"), 1.0), 1.0),
+    ],
+)
+def test_what_is_no_measurement_is_refused_and_changes_nothing(work: PrefillWork, measured_ms: float) -> None:
+    """One sample of a worker divided by zero, or made the speed of its kind zero for good."""
     calibration = Calibration(FAST, settings=CalibrationSettings(num_warmup=0))
     with pytest.raises(InvalidRequestError, match="measured_ms"):
-        calibration.observe_prefill("w", "kind", PrefillWork.of(100, 0), measured_ms)
+        calibration.observe_prefill("w", "kind", work, measured_ms)
+    assert calibration.speed("kind") == FAST
+
+
+@pytest.mark.parametrize("work", [PrefillWork(1e18, 1e18, 1e18), PrefillWork(0, 1, 0)])
+@pytest.mark.parametrize("measured_ms", [1e-6, 1e9])
+def test_the_strangest_measurements_are_forgotten(work: PrefillWork, measured_ms: float) -> None:
+    calibration = Calibration(FAST, settings=CalibrationSettings(num_warmup=0))
+    for each in (PrefillWork(0, 0, 1), work, PrefillWork(1e18, 1e18, 1e18), work):
+        calibration.observe_prefill("w", "kind", each, measured_ms)
+    for _ in range(2000):
+        calibration.observe_prefill("v", "kind", PrefillWork.of(100, 0), 10.0)
+    assert calibration.speed("kind").prefill.prompt_ms(100, 0) == pytest.approx(10.0, rel=0.1)

@@ -59,6 +59,7 @@ def test_a_recovering_worker_takes_no_work_until_it_is_ready_again_or_drains() -
     lifecycle.recovering(True)
     at_first = lifecycle.state
     assert at_first is LifecycleState.STARTING, "it has taken no work yet"
+    lifecycle.recovering(False)
     lifecycle.ready()
     lifecycle.recovering(True)
     with pytest.raises(UnavailableError, match="worker w is recovering and takes no new work"):
@@ -69,3 +70,14 @@ def test_a_recovering_worker_takes_no_work_until_it_is_ready_again_or_drains() -
     lifecycle.drain()
     lifecycle.recovering(False)
     assert lifecycle.state is LifecycleState.DRAINING
+
+
+def test_a_worker_that_recovers_while_it_starts_takes_work_once_it_has_recovered() -> None:
+    """It said that it was ready, and its calls waited for the new group."""
+    lifecycle = Lifecycle("w")
+    lifecycle.recovering(True)
+    lifecycle.ready()
+    with pytest.raises(UnavailableError, match="worker w is recovering"):
+        lifecycle.require_ready()
+    lifecycle.recovering(False)
+    lifecycle.require_ready()

@@ -28,7 +28,7 @@ from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
 from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody, ResponsesPromptBody, read_body
 from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
-from tandem.gateway.openai.responses.items import Item, read_items, reference_of
+from tandem.gateway.openai.responses.items import Item, read_items, reference_of, renamed_copies
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
 from tandem.gateway.openai.responses.prompt import ResumableItem, read_conversation
 from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
@@ -190,7 +190,7 @@ async def read_context(
     before: list[Item] = []
     if asked.previous_response_id is not None:
         before = (await _previous(asked.previous_response_id, store, tenant)).context
-    return [*before, *await _resolved(new, store, tenant)]
+    return [*before, *renamed_copies(await _resolved(new, store, tenant), before, response_id)]
 
 
 async def _previous(response_id: str, store: ResponseStore, tenant: str) -> StoredResponse:

@@ -42,6 +42,21 @@ def reference_of(item: Mapping[str, Any]) -> str | None:
     return str(item["id"]) if item["type"] == "item_reference" else None
 
 
+def renamed_copies(items: Sequence[Item], before: Sequence[Item], response_id: str) -> list[Item]:
+    """`items`, where one whose id stands for an earlier item, or for one of `before`, gets an id of its own.
+
+    NOTE: a client may send or refer to an item again, and pages of items continue behind an id.
+    """
+    known, named = {item["id"] for item in before}, []
+    for index, item in enumerate(items):
+        if item["id"] in known:
+            prefix, _ = _READERS[item["type"]]
+            item = {**item, "id": input_item_id(prefix, response_id, index)}
+        known.add(item["id"])
+        named.append(item)
+    return named
+
+
 def _read(item: Mapping[str, Any], response_id: str, index: int) -> Item:
     where = f"input[{index}]"
     kind = item.get("type") or ("message" if "role" in item else "item_reference" if item.keys() == {"id"} else None)

@@ -69,6 +69,28 @@ def test_a_response_is_found_listed_and_deleted(tmp_path: Path) -> None:
     tell(tmp_path, story, "1", "2", "3")
 
 
+def test_items_that_were_sent_twice_are_listed_twice_page_by_page(tmp_path: Path) -> None:
+    """Pages continue behind an id: by one that occurs twice they never ended, or left items out."""
+
+    async def story(stage: Stage) -> None:
+        async with stage.sdk() as api:
+            say = {"type": "message", "role": "user", "id": "same"}
+            given: list[Any] = [{**say, "content": text} for text in ("a", "b")]
+            first = await api.responses.create(model=MODEL, input=given)
+            again: list[Any] = [{"type": "item_reference", "id": first.output[0].id}, {**say, "content": "c"}]
+            second = await api.responses.create(model=MODEL, input=again, previous_response_id=first.id)
+            items = (await api.responses.input_items.list(second.id, order="asc")).data
+            texts = [item.content[0].text for item in items if item.type == "message"]  # type: ignore[union-attr]
+            assert texts == ["a", "b", "1", "1", "c"]
+            paged = items[:1]
+            for _ in items[1:]:
+                page = await api.responses.input_items.list(second.id, order="asc", limit=1, after=str(paged[-1].id))
+                paged += page.data
+            assert paged == items
+
+    tell(tmp_path, story, "1", "2")
+
+
 def test_a_long_body_without_input_goes_on_with_a_response(tmp_path: Path) -> None:
     """Regression: a body of 128 KiB or more without `input` was answered 500."""
 
