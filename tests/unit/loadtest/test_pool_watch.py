@@ -13,7 +13,16 @@ WORKERS = [
     {"role": "router", "is_alive": True, "state": "ready"},
     {"role": "prefill", "is_alive": True, "state": "ready", "num_running": 1, "num_waiting": 2, "blocks": BLOCKS},
     {"role": "decode", "is_alive": True, "state": "ready", "num_running": 3, "num_waiting": 0, "blocks": BLOCKS},
-    {"role": "decode", "is_alive": True, "state": "draining", "num_running": 4, "num_waiting": 1, "blocks": BLOCKS},
+    {
+        "role": "decode",
+        "is_alive": False,
+        "state": "draining",
+        "age_s": 0.2,
+        "num_running": 4,
+        "num_waiting": 1,
+        "blocks": BLOCKS,
+    },
+    {"role": "decode", "is_alive": False, "state": "draining", "age_s": 9.0, "num_running": 7, "blocks": BLOCKS},
     {"role": "decode", "is_alive": False, "state": "ready", "num_running": 7, "num_waiting": 7},
 ]
 
