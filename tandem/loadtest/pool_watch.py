@@ -25,6 +25,7 @@ class PoolSample:
     """The workers of one role that report at one time, in any state.
 
     Args:
+        num_running: requests that have begun. num_waiting: the others that were accepted.
         kv_used: share of their KV blocks that are neither free nor cached (0 to 1).
         drafts: totals of all of them since each started.
     """
@@ -80,7 +81,7 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
     blocks = [worker["blocks"] for worker in alive if isinstance(worker.get("blocks"), dict)]
     total = sum(_number(each, state) for each in blocks for state in each)
     free = sum(_number(each, "free") + _number(each, "cached") for each in blocks)
-    running, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
+    accepted, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
     num_ready = sum(worker.get("state") == "ready" for worker in alive)
     drafts = [worker["drafts"] for worker in alive if isinstance(worker.get("drafts"), dict)]
     return PoolSample(
@@ -88,7 +89,7 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
         role,
         len(alive),
         num_ready,
-        running,
+        max(0, accepted - waiting),
         waiting,
         1 - free / total if total else 0.0,
         sum(map(_draft_counts, drafts), DraftCounts()),
