@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.errors import UnavailableError
+from tandem.process.heard import is_heard
 from tandem.process.probe import get
 from tandem.process.supervised import ProcessState
 from tandem.process.supervisor import Supervisor
@@ -81,14 +82,12 @@ def _totals(metrics: bytes) -> dict[str, float]:
 
 
 def _workers(body: bytes) -> list[dict[str, Any]]:
-    """The workers that are alive, as the gateway lists them."""
+    """The workers that report, as the gateway lists them."""
     found = json.loads(body)
     entries = found.get("workers") if isinstance(found, dict) else None
     if not isinstance(entries, list):
         raise ValueError("it does not list its workers")
-    return [
-        entry for entry in entries if isinstance(entry, dict) and entry.get("role") in _ROLES and entry.get("is_alive")
-    ]
+    return [entry for entry in entries if isinstance(entry, dict) and entry.get("role") in _ROLES and is_heard(entry)]
 
 
 def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:

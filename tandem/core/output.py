@@ -12,6 +12,7 @@ class RequestMetrics:
     """Times of a request, in seconds of the engine's clock, and its use of the prefix cache.
 
     Args:
+        num_output_tokens: without those that other workers generated before this one continued the request.
         num_cached_tokens: prompt tokens whose KV was cached at first admission.
         pins: granted pins in the requested order; a pin granted in part has fewer tokens.
         drafts: of its decode steps in this worker, with the seconds that they saved it; None = there were none.

@@ -63,7 +63,7 @@ class Choice:
             first_token_s=self.first_token_s,
             last_token_s=self.last_token_s,
             num_prompt_tokens=self.request.num_prompt_tokens,
-            num_output_tokens=self.request.num_output_tokens,
+            num_output_tokens=self.request.num_output_tokens - self.request.num_resumed_tokens,
             num_cached_tokens=self.request.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
             pins=self.request.granted_pins,

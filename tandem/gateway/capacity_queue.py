@@ -7,7 +7,9 @@ the routers a few calls a second however many wait. Routers decide between the q
 
 import asyncio
 from bisect import insort
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,6 +22,8 @@ from tandem.gateway.history import RequestRecord
 LEVEL_S = 1.0  # seconds of waiting that one level of priority is worth
 _MIN_PAUSE_S = 0.05  # between two calls of the first request; longer if the router asks for it
 _MAX_PAUSE_S = 0.25
+
+_is_counted: ContextVar[bool] = ContextVar("is_counted", default=False)  # whether this task's request is in the gauge
 
 T = TypeVar("T")
 Refusal = CapacityError | UnavailableError
@@ -98,13 +102,14 @@ class CapacityQueue:
         place = self._enter(priority)
         try:
             async with asyncio.timeout(self._timeout_s):
-                while True:
-                    await place.is_first.wait()
-                    try:
-                        return await call()
-                    except self._waits_for as error:
-                        self._refusal = error
-                        await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
+                with self._counted():
+                    while True:
+                        await place.is_first.wait()
+                        try:
+                            return await call()
+                        except self._waits_for as error:
+                            self._refusal = error
+                            await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
         except TimeoutError:
             message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"
             raise type(self._refusal)(message, self._refusal.retry_after_s) from self._refusal
@@ -117,13 +122,25 @@ class CapacityQueue:
         if self._places and place < self._places[0]:
             self._places[0].is_first.clear()
         insort(self._places, place)
-        self._waiting.inc()
         self._tell_first()
         return place
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts this task's request as waiting; once, where the head of one queue waits in another."""
+        if _is_counted.get():
+            yield
+            return
+        before = _is_counted.set(True)
+        self._waiting.inc()
+        try:
+            yield
+        finally:
+            self._waiting.dec()
+            _is_counted.reset(before)
+
     def _leave(self, place: _Place) -> None:
         self._places.remove(place)
-        self._waiting.dec()
         self._tell_first()
 
     def _tell_first(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tandem.core.draft_counts import DraftCounts
 from tandem.loadtest.endpoint import GatewayEndpoint
 from tandem.loadtest.failure import ExchangeError
+from tandem.process.heard import is_heard
 
 ROLES = ("prefill", "decode", "both")
 _ANSWER_S = 5.0
@@ -21,10 +22,11 @@ _COUNTS = ("num_running", "num_waiting")
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """The workers of one role at one time. `kv_used`: share of their KV blocks that are neither free nor cached (0 to
-    1).
+    """The workers of one role that report at one time, in any state.
 
     Args:
+        num_running: requests that have begun. num_waiting: the others that were accepted.
+        kv_used: share of their KV blocks that are neither free nor cached (0 to 1).
         drafts: totals of all of them since each started.
     """
 
@@ -75,11 +77,11 @@ def pool_samples(body: bytes, at_s: float) -> list[PoolSample]:
 
 
 def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> PoolSample:
-    alive = [worker for worker in workers if worker.get("is_alive")]
+    alive = [worker for worker in workers if is_heard(worker)]
     blocks = [worker["blocks"] for worker in alive if isinstance(worker.get("blocks"), dict)]
     total = sum(_number(each, state) for each in blocks for state in each)
     free = sum(_number(each, "free") + _number(each, "cached") for each in blocks)
-    running, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
+    accepted, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
     num_ready = sum(worker.get("state") == "ready" for worker in alive)
     drafts = [worker["drafts"] for worker in alive if isinstance(worker.get("drafts"), dict)]
     return PoolSample(
@@ -87,7 +89,7 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
         role,
         len(alive),
         num_ready,
-        running,
+        max(0, accepted - waiting),
         waiting,
         1 - free / total if total else 0.0,
         sum(map(_draft_counts, drafts), DraftCounts()),

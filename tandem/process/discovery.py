@@ -6,6 +6,7 @@ no cleaning up. A listed worker may be dead; `fleet_watch` determines whether it
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.core.clock import Clock, SystemClock
@@ -98,11 +99,21 @@ class EmbeddedDiscovery:
             del self._records[worker_id]
 
 
+@dataclass(frozen=True, slots=True)
+class _RouterAnswer:
+    """Workers by id, as a router listed them at `at_s`; they count until `until_s`."""
+
+    at_s: float = 0.0
+    until_s: float = 0.0
+    records: dict[str, WorkerRecord] = field(default_factory=dict)
+
+
 class RouterDiscovery:
     """`Discovery` for workers of a deployment without Redis: announces to every router.
 
-    Returns the lists that routers sent last, requested at `list_interval_s`, plus the announcements since then. One
-    router that answers is enough; the others receive the announcement when they are back.
+    Returns the lists that routers sent last, requested at `list_interval_s`, plus the announcements since then; where
+    they differ about a worker, the newest list counts. One router that answers is enough; the others receive the
+    announcement when they are back.
     """
 
     def __init__(
@@ -120,28 +131,28 @@ class RouterDiscovery:
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
-        self._answers: list[tuple[float, dict[str, WorkerRecord]]] = [(0.0, {}) for _ in self._clients]
+        self._answers = [_RouterAnswer() for _ in self._clients]
         self._ask_at_s = [0.0] * len(self._clients)
 
     async def announce(self, record: WorkerRecord) -> None:
         check_record(record)
         results = await asyncio.gather(*(self._register(number, record) for number in range(len(self._clients))))
         self._require_one(results)
-        for _, records in self._answers:  # NOTE: also of routers that did not answer: theirs is an older incarnation
-            records[record.worker.worker_id] = record
+        for answer in self._answers:  # NOTE: also of routers that did not answer: theirs is an older incarnation
+            answer.records[record.worker.worker_id] = record
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        for _, records in self._answers:
-            known = records.get(record.worker.worker_id)
+        for answer in self._answers:
+            known = answer.records.get(record.worker.worker_id)
             if known is not None and known.worker == record.worker:
-                del records[record.worker.worker_id]
+                del answer.records[record.worker.worker_id]
         results = await asyncio.gather(*(self._unregister(client, record) for client in self._clients))
         self._require_one(results)
 
     async def workers(self) -> Sequence[WorkerRecord]:
         now_s = self._clock.now_s()
-        fresh = [records for until_s, records in self._answers if until_s > now_s]
-        return list({worker_id: record for records in fresh for worker_id, record in records.items()}.values())
+        fresh = sorted((answer for answer in self._answers if answer.until_s > now_s), key=lambda answer: answer.at_s)
+        return list({worker_id: record for answer in fresh for worker_id, record in answer.records.items()}.values())
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -156,7 +167,7 @@ class RouterDiscovery:
         if is_asking:
             now_s, interval_s = self._clock.now_s(), list_interval_s(len(records))
             until_s = now_s + max(self._ttl_s, 2 * interval_s)
-            self._answers[number] = (until_s, {known.worker.worker_id: known for known in records})
+            self._answers[number] = _RouterAnswer(now_s, until_s, {known.worker.worker_id: known for known in records})
             self._ask_at_s[number] = now_s + interval_s
         return None
 

@@ -2,8 +2,8 @@
 
 Used by routers and the planner. Invariant: a worker whose stream breaks, or is silent for `silence_s`, gets no requests
 until its next update. A worker that discovery no longer lists stays as long as its stream is alive, so an outage of
-Redis removes no worker. Updates arrive every `INTERVAL_S`, or less often if the fleet is so large that they would take
-too much of the router's time.
+Redis removes no worker. Updates arrive every `INTERVAL_S`: more often for a short `silence_s`, and less often if the
+fleet is so large that they would take too much of the router's time.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ class FleetWatch:
         A larger fleet needs a longer `silence_s`, or takes more of the router's time.
         """
         wanted_s = len(self._streams) / self._max_reports_per_s
-        return max(INTERVAL_S, min(wanted_s, self._silence_s / UPDATES_PER_SILENCE))
+        return min(max(INTERVAL_S, wanted_s), self._silence_s / UPDATES_PER_SILENCE)
 
     def _restart_failed(self) -> None:
         """Restart stream tasks that ended on their own, which is a bug, and log it."""

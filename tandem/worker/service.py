@@ -79,12 +79,14 @@ class WorkerService:
     async def status(self) -> WorkerStatus:
         return self._reports.latest()
 
-    async def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:
+    async def watch(self, interval_s: float) -> AsyncGenerator[WorkerStatus, None]:
         receiver = self._reports.subscribe()
         try:
             while True:
+                told = self._lifecycle.state
                 yield receiver.latest()
-                await self._lifecycle.changed_within(interval_s)
+                if self._lifecycle.state is told:  # NOTE: it may change while the report is sent
+                    await self._lifecycle.changed_within(interval_s)
         finally:
             self._reports.unsubscribe(receiver)
 

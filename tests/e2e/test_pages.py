@@ -441,7 +441,8 @@ def test_a_worker_that_reports_and_is_given_nothing_is_not_gone(stage: Stage, tm
         await tab.page.goto("/operations")
         await tab.sees("#workers-table tr:not(.gone) .state", state)
         await tab.sees("#pools .tile", "1 of 1 alive")
-        assert f"{told.status.state.num_running} running" in (await tab.texts("#pools .tile"))[0]
+        accepted, waiting = told.status.state.num_running, told.status.num_waiting
+        assert f"{accepted - waiting} running · {waiting} waiting" in (await tab.texts("#pools .tile"))[0]
         await tab.sees("#ranks-table td", "prefill-9")
         cluster.router.told = [replace(told, is_alive=False, age_s=5.0)]
         await tab.sees("#workers-table tr.gone .state", "gone")

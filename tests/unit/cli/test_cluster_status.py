@@ -14,7 +14,9 @@ WORKERS = b"""{"workers": [
     {"role": "decode", "worker_id": "d1", "slowness": 15.7, "is_alive": true, "num_waiting": 2,
      "blocks": {"free": 5, "cached": 1, "used": 2}},
     {"role": "decode", "worker_id": "d2", "slowness": null, "is_alive": false, "num_waiting": 9,
-     "blocks": {"used": 100}}
+     "blocks": {"used": 100}, "state": "ready", "age_s": 0.1},
+    {"role": "decode", "worker_id": "d3", "slowness": null, "is_alive": false, "num_waiting": 3,
+     "blocks": {"free": 0, "cached": 2, "used": 6}, "state": "draining", "age_s": 0.1}
 ]}"""
 
 
@@ -40,8 +42,8 @@ async def gateway(key: str | None) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("key", "given", "expected"),
     [
-        (None, None, "3 running, 2 waiting · KV decode 25 % · set aside as slow: d1 (16x)"),
-        ("sk-admin", "sk-admin", "3 running, 2 waiting · KV decode 25 % · set aside as slow: d1 (16x)"),
+        (None, None, "3 running, 5 waiting · KV decode 50 % · set aside as slow: d1 (16x)"),
+        ("sk-admin", "sk-admin", "3 running, 5 waiting · KV decode 50 % · set aside as slow: d1 (16x)"),
         ("sk-admin", None, "3 running · the workers are shown to an admin's key only: --admin-key"),
         ("sk-admin", "sk-other", "3 running · the workers are shown to an admin's key only: --admin-key"),
     ],

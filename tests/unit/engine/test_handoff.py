@@ -192,6 +192,9 @@ def test_an_answer_continues_on_another_engine(model: Path, num_done: int) -> No
     side.engine.add_request(prompt_of(30), SAMPLED, request_id="r", handoff=handoff)
     side.run()
     assert side.token_ids("r") == whole[num_done:]
+    metrics = side.outputs[-1].metrics
+    assert metrics is not None
+    assert metrics.num_output_tokens == len(whole) - num_done  # NOTE: its times are this engine's too
 
 
 def test_an_answer_that_continues_where_it_is_cached_reads_no_more_than_its_prompt(llama: Path) -> None:

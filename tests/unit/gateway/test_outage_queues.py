@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from tandem.core.errors import CapacityError, UnavailableError
+from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
 from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.outage_queues import OutageQueues
@@ -21,7 +21,13 @@ class Outage:
         self.asked: list[str] = []
         self.told: list[tuple[str, str, bool]] = []  # who asked, in which queue, and whether others wait behind
         self.refusal: Refusal = UnavailableError("nobody is there", 0.01)
-        self.queues = OutageQueues(timeout_s, Gauge("waiting", "in queue", registry=CollectorRegistry()))
+        self.waiting = Gauge("waiting", "in queue", registry=CollectorRegistry())
+        self.queues = OutageQueues(timeout_s, self.waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        (sample,) = [sample for family in self.waiting.collect() for sample in family.samples]
+        return int(sample.value)
 
     def enter(self, name: str, needs: str, *waits_for: type[Refusal]) -> "asyncio.Task[str]":
         async def question(queue: CapacityQueue) -> str:
@@ -95,3 +101,28 @@ def test_the_wait_is_bounded_and_the_last_refusal_is_the_answer() -> None:
         assert len(outage.queues) == 0
 
     told(story, timeout_s=0.2)
+
+
+def test_a_request_that_waits_for_a_worker_at_the_head_of_another_queue_counts_once() -> None:
+    """Its workers were full, and then lost."""
+
+    async def story(outage: Outage) -> None:
+        room = CapacityQueue(20.0, outage.waiting)
+        record = RequestRecord("r", MODEL, 0.0)
+
+        async def question(_: CapacityQueue) -> str:
+            outage.asked.append("r")
+            if outage.served:
+                return "r"
+            raise UnavailableError("lost", 0.01) if len(outage.asked) > 1 else NoRoomError("full", 0.01)
+
+        waits = asyncio.create_task(
+            room.run(0, lambda: outage.queues.run("any", (UnavailableError,), 0, question, record), record)
+        )
+        await eventually(lambda: len(outage.asked) > 3)
+        assert outage.num_waiting == 1
+        outage.served.add("any")
+        assert await waits == "r"
+        assert outage.num_waiting == 0
+
+    told(story)

@@ -11,9 +11,18 @@ BLOCKS = {"free": 50, "cached": 25, "used": 20, "leased": 5}
 WORKERS = [
     {"role": "gateway", "is_alive": True, "state": "ready", "num_running": 9},
     {"role": "router", "is_alive": True, "state": "ready"},
-    {"role": "prefill", "is_alive": True, "state": "ready", "num_running": 1, "num_waiting": 2, "blocks": BLOCKS},
+    {"role": "prefill", "is_alive": True, "state": "ready", "num_running": 3, "num_waiting": 2, "blocks": BLOCKS},
     {"role": "decode", "is_alive": True, "state": "ready", "num_running": 3, "num_waiting": 0, "blocks": BLOCKS},
-    {"role": "decode", "is_alive": True, "state": "draining", "num_running": 4, "num_waiting": 1, "blocks": BLOCKS},
+    {
+        "role": "decode",
+        "is_alive": False,
+        "state": "draining",
+        "age_s": 0.2,
+        "num_running": 4,
+        "num_waiting": 1,
+        "blocks": BLOCKS,
+    },
+    {"role": "decode", "is_alive": False, "state": "draining", "age_s": 9.0, "num_running": 7, "blocks": BLOCKS},
     {"role": "decode", "is_alive": False, "state": "ready", "num_running": 7, "num_waiting": 7},
 ]
 
@@ -21,7 +30,7 @@ WORKERS = [
 def test_each_role_is_summed_over_those_that_live() -> None:
     prefill, decode = pool_samples(json.dumps({"workers": WORKERS}).encode(), 1.5)
     assert prefill == PoolSample(1.5, "prefill", 1, 1, 1, 2, 0.25)
-    assert decode == PoolSample(1.5, "decode", 2, 1, 7, 1, 0.25)
+    assert decode == PoolSample(1.5, "decode", 2, 1, 6, 1, 0.25)
 
 
 def test_drafts_of_a_role_are_summed() -> None:

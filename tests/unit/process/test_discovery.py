@@ -89,6 +89,28 @@ def test_a_worker_knows_of_others_what_any_router_knows() -> None:
     run(scenario())
 
 
+def test_of_two_incarnations_the_one_that_a_router_told_last_is_known() -> None:
+    """A router that has stopped still named the former one, and came after the router that knew better."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with serving_router(SETTINGS) as first:
+            async with serving_router(SETTINGS) as second:
+                addresses = [first.address, second.address]
+                discovery = RouterDiscovery(addresses, AS_WORKER, clock=clock, timeout_s=PATIENT_S)
+                for router in (first, second):
+                    await router.service.register(Registration(record("p0", "1")))
+                await discovery.announce(record("d0", role="decode"))
+            await first.service.register(Registration(record("p0", "2")))
+            clock.advance(1.0)
+            await discovery.announce(record("d0", role="decode"))
+            assert record("p0", "2") in await discovery.workers()
+            assert record("p0", "1") not in await discovery.workers()
+            await discovery.close()
+
+    run(scenario())
+
+
 def test_what_routers_said_long_ago_is_not_repeated() -> None:
     async def scenario() -> None:
         clock = ManualClock()

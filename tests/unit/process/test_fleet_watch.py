@@ -11,7 +11,7 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.errors import LocalityUnavailableError, WorkerLostError
 from tandem.process.fleet_view import FleetView
-from tandem.process.fleet_watch import MAX_REPORTS_PER_S, FleetWatch
+from tandem.process.fleet_watch import MAX_REPORTS_PER_S, UPDATES_PER_SILENCE, FleetWatch
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
@@ -292,6 +292,17 @@ def test_a_larger_fleet_reports_less_often_and_nobody_is_lost_when_that_changes(
             watched.lists(*addresses)
             await eventually(lambda: stubs[5].intervals_s == [1.0] and len(watched.incarnations()) == 6)
             assert "is lost" not in caplog.text
+
+    run(scenario)
+
+
+def test_a_short_silence_has_three_reports_too() -> None:
+    async def scenario() -> None:
+        stub = Timed("w")
+        async with watching(silence_s=0.5) as watched, serving_worker(stub) as worker:
+            watched.lists(worker.address)
+            await eventually(lambda: bool(stub.intervals_s))
+            assert max(stub.intervals_s) <= 0.5 / UPDATES_PER_SILENCE + 1e-9
 
     run(scenario)
 

@@ -350,3 +350,14 @@ def test_a_call_that_is_left_ends_its_lease_with_its_hold(llama: Path) -> None:
             await at_rest(pair.prefill)
 
     asyncio.run(main())
+
+
+def test_a_change_of_the_lifecycle_is_told_at_once_though_a_report_was_just_being_sent(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, aclosing(service_of(pair.prefill).watch(3600.0)) as reports:
+            assert (await anext(reports)).lifecycle == "ready"
+            pair.prefill.lifecycle.drain()
+            async with asyncio.timeout(TIMEOUT_S):
+                assert (await anext(reports)).lifecycle == "draining"
+
+    asyncio.run(main())

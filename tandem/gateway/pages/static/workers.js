@@ -16,6 +16,9 @@ export function isHeard({ is_alive: isGivenRequests, state, age_s: ageS }) {
   return isGivenRequests || (state !== "ready" && ageS <= SILENT_S);
 }
 
+/** Requests that have begun; `num_running` has all that were accepted. */
+const running = ({ num_running: numAccepted, num_waiting: numWaiting }) => Math.max(0, (numAccepted ?? 0) - (numWaiting ?? 0));
+
 export class Workers {
   constructor() {
     /** @type {Map<string, {worker: Worker, seenMs: number}>} */
@@ -69,7 +72,7 @@ const COLUMNS = [
   { title: "Role", sort: (w) => w.role, cell: (w) => w.role },
   { title: "State", sort: (w) => w.state, cell: (w) => stateOf(w.state) },
   { title: "Ranks", isNumber: true, sort: (w) => numRanks(w), cell: (w) => numRanks(w) },
-  { title: "Running", isNumber: true, sort: (w) => w.num_running, cell: (w) => count(w.num_running) },
+  { title: "Running", isNumber: true, sort: running, cell: (w) => count(running(w)) },
   { title: "Waiting", isNumber: true, sort: (w) => w.num_waiting, cell: (w) => count(w.num_waiting) },
   { title: "Context tokens", isNumber: true, sort: (w) => w.num_context_tokens, cell: (w) => count(w.num_context_tokens) },
   { title: "KV blocks", isWide: true, sort: (w) => shares(w.blocks).held, cell: (w) => usage(w.blocks) },
@@ -90,12 +93,13 @@ function pool(role, members) {
   if (!members.length) return null;
   const alive = members.filter(({ state }) => state !== "gone");
   const sum = (name) => alive.reduce((all, worker) => all + (worker[name] ?? 0), 0);
+  const numRunning = alive.reduce((all, worker) => all + running(worker), 0);
   const blocks = together(alive.map((worker) => worker.blocks));
   const missing = members.length - alive.length;
   return el("article", { class: "tile" },
     el("h2", {}, `${role} pool`),
     el("p", { class: "figure" }, el("b", {}, alive.length), ` of ${members.length} alive`, missing > 0 && el("span", { class: "state bad" }, `${missing} gone`)),
-    el("p", { class: "muted" }, `${count(sum("num_running"))} running · ${count(sum("num_waiting"))} waiting · ${count(sum("queued_tokens"))} tokens queued`),
+    el("p", { class: "muted" }, `${count(numRunning)} running · ${count(sum("num_waiting"))} waiting · ${count(sum("queued_tokens"))} tokens queued`),
     el("p", { class: "muted" }, `${cores(sum("cpu_cores"))} · ${memory(sum("memory_bytes"))} of memory`),
     el("p", { class: "muted label" }, "KV blocks"), usage(blocks));
 }
