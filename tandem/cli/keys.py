@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem.accounts.key import AccountKey, KeyLimits, new_key
+from tandem.accounts.key import AccountKey, KeyLimits, key_id_of, new_key
 from tandem.accounts.money import parse_nanos
 from tandem.accounts.open import open_store
 from tandem.accounts.rows import key_row
@@ -26,6 +26,7 @@ from tandem.core.errors import InvalidRequestError, shown
 from tandem.process.settings import Settings
 
 _FILE_COLUMNS = 200
+_WHICH = "id shown by `tandem keys list`, or the key's secret"
 _WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a file"
 
 
@@ -124,13 +125,14 @@ class ListKeys(_OnStore, cli_prog_name="tandem keys list"):
 class ShowKey(_OnStore, cli_prog_name="tandem keys show"):
     """Show one key as JSON: its limits and its spending."""
 
-    key_id: CliPositionalArg[str] = Field(description="id shown by `tandem keys list`")
+    key_id: CliPositionalArg[str] = Field(description=_WHICH)
 
     def run(self) -> int:
         async def show(store: AccountStore) -> int:
-            key = (await store.find_keys([self.key_id])).get(self.key_id)
+            key_id = _id_in(self.key_id)
+            key = (await store.find_keys([key_id])).get(key_id)
             if key is None:
-                raise _unknown(self.key_id)
+                raise _unknown(key_id)
             sys.stdout.write(json.dumps(await key_row(key, store), indent=1) + "\n")
             return 0
 
@@ -144,12 +146,13 @@ class RevokeKey(_OnStore, cli_prog_name="tandem keys revoke"):
     two seconds.
     """
 
-    key_id: CliPositionalArg[str] = Field(description="id shown by `tandem keys list`")
+    key_id: CliPositionalArg[str] = Field(description=_WHICH)
 
     def run(self) -> int:
         async def revoke(store: AccountStore) -> int:
-            if not await store.revoke_key(self.key_id, int(time.time())):
-                raise _unknown(self.key_id)
+            key_id = _id_in(self.key_id)
+            if not await store.revoke_key(key_id, int(time.time())):
+                raise _unknown(key_id)
             return 0
 
         return self._with_store(revoke)
@@ -165,6 +168,11 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         cells = (row["key_id"], row["name"], row["tenant"], row["spent"], row["budget"] or "-", limits or "-", state)
         table.add_row(*map(Text, cells))
     return table
+
+
+def _id_in(given: str) -> str:
+    """The id in a secret, so that errors do not show secrets; anything else is an id itself."""
+    return key_id_of(given) or given
 
 
 def _unknown(key_id: str) -> InvalidRequestError:

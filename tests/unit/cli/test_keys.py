@@ -52,6 +52,17 @@ def test_a_key_from_its_making_to_its_end(accounts: Path, capsys: pytest.Capture
     assert secret.encode() not in b"".join(path.read_bytes() for path in accounts.parent.iterdir())
 
 
+def test_a_secret_names_its_key(accounts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: who had only the secret of a leaked key could not revoke it, and the error repeated the secret."""
+    secret = created(capsys, "--name", "leaked")
+    assert main(["keys", "revoke", secret]) == 0
+    assert main(["keys", "show", secret]) == 0
+    assert json.loads(capsys.readouterr().out)["revoked_s"] is not None
+    unknown = secret.replace(key_id_of(secret) or "", "0" * 12)
+    assert main(["keys", "revoke", unknown]) == 2
+    assert "there is no key '000000000000'" in capsys.readouterr().err
+
+
 def test_what_cannot_be_done_is_said(accounts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         ["keys"],
