@@ -128,6 +128,10 @@ class _OneTransport(Transports):
         self._opened = {transport.name: transport}
 
 
+def _tell(loop: asyncio.AbstractEventLoop, lifecycle: Lifecycle, is_recovering: bool) -> None:
+    loop.call_soon_threadsafe(lifecycle.recovering, is_recovering)
+
+
 @asynccontextmanager
 async def serving_simulated_worker(
     environment: SimulatedEnvironment,
@@ -149,8 +153,8 @@ async def serving_simulated_worker(
         engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
     else:
         engine = FiberEngine(assembly.engine, environment.loop, node, on_turn)
-        tell = asyncio.get_running_loop().call_soon_threadsafe
-        engine.on_recovering = functools.partial(tell, lifecycle.recovering)
+        loop = asyncio.get_running_loop()
+        engine.on_recovering = lambda is_recovering: _tell(loop, lifecycle, is_recovering)
         recover_from(group, engine)
     engine.start()
     compatibility = compatibility_of(assembly)
