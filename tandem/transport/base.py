@@ -53,10 +53,12 @@ class MemoryPool:
                 " the null block"
             )
         piece = self.piece_bytes or self.page_bytes
-        if self.num_blocks % self.num_ranks or self.page_bytes % piece or self.num_bytes // piece >= 2**31:
+        if self.num_blocks % self.num_ranks or self.page_bytes % piece:
+            raise ConfigurationError(f"{self} is no pool: ranks have equal numbers of blocks, and blocks whole pieces")
+        if self.num_bytes // piece >= 2**31:
             raise ConfigurationError(
-                f"{self} is no pool: ranks have equal numbers of blocks, and blocks whole pieces, in all fewer "
-                "than 2**31"
+                f"a KV pool of {self.num_bytes / 2**30:.1f} GiB has too many pieces of {piece} bytes, in which workers "
+                f"of other ranks read it; give a --kv-cache-gib below {2 * piece}"
             )
         if not 0 <= self.host < self.num_hosts or (self.num_ranks > 1 and self.num_ranks % self.num_hosts):
             raise ConfigurationError(f"{self} is no pool: hosts have equally many ranks")

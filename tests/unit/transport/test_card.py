@@ -112,6 +112,12 @@ def test_a_pool_that_makes_no_sense_is_refused(page_bytes: int, num_blocks: int,
         MemoryPool(address, page_bytes, num_blocks, "cpu", None)
 
 
+def test_a_pool_of_too_many_pieces_is_refused_with_the_size_that_fits() -> None:
+    MemoryPool(4096, 1 << 15, (1 << 17) - 1, "cpu", None, 1, 2)
+    with pytest.raises(ConfigurationError, match=r"pool of 4\.0 GiB has .*give a --kv-cache-gib below 4"):
+        MemoryPool(4096, 1 << 15, (1 << 17) + 1, "cpu", None, 1, 2)
+
+
 def test_stages_are_told_by_a_card_that_releases_without_them_refuse() -> None:
     """Such a release would take two stages for two halves of the heads."""
     identity = Identity(COMPATIBILITY, SECRET)
