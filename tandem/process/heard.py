@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-_SILENT_S = 2.0  # without a report, after which a worker is gone
+SILENT_S = 2.0  # without a report, after which a worker is gone
 
 
 def is_heard(worker: Mapping[str, Any]) -> bool:
@@ -14,4 +14,4 @@ def is_heard(worker: Mapping[str, Any]) -> bool:
     if worker.get("is_alive"):
         return True
     state, age_s = worker.get("state"), worker.get("age_s")
-    return isinstance(state, str) and state != "ready" and isinstance(age_s, int | float) and age_s <= _SILENT_S
+    return isinstance(state, str) and state != "ready" and isinstance(age_s, int | float) and age_s <= SILENT_S

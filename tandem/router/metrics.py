@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.locality.base import LocalityStats
+from tandem.process.heard import SILENT_S
 from tandem.rpc.messages import WorkerListing
 
 _DECISION_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)  # buckets
 _ERROR_MS = (-10_000, -3000, -1000, -300, -100, -30, -10, -3, 0, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _LIFECYCLES = ("starting", "recovering", "draining", "stopped")
-_SILENT_S = 2.0
 
 
 class RouterMetrics:
@@ -89,5 +89,5 @@ def _state_of(listing: WorkerListing) -> str:
     lifecycle = listing.status.lifecycle
     if listing.is_alive:
         return lifecycle if listing.slowness is None else "aside"
-    is_silent = listing.age_s > _SILENT_S or lifecycle == "ready"
+    is_silent = listing.age_s > SILENT_S or lifecycle == "ready"
     return "dead" if is_silent or lifecycle not in _LIFECYCLES else lifecycle
