@@ -15,7 +15,6 @@ from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
-from tandem.gateway.capacity_queue import CapacityQueue
 from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
 from tandem.gateway.history import RequestHistory, RequestRecord
 from tandem.gateway.journey import JourneyContext
@@ -24,7 +23,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.model_info_cache import ModelInfoCache
 from tandem.gateway.moderation.choose import choose_moderator
 from tandem.gateway.openai.responses.service import ResponseService
-from tandem.gateway.outage_queues import OutageQueues
+from tandem.gateway.pairing_queues import PairingQueues
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.gateway.prompt_split import LivePins
@@ -85,7 +84,7 @@ class Gateway:
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
         self.model_info = ModelInfoCache(self.routers, model.name, settings.failover_timeout_s)
-        self.outages = OutageQueues(settings.failover_timeout_s, self.metrics.waiting)
+        self.queues = PairingQueues(settings.room_timeout_s, settings.failover_timeout_s, self.metrics.waiting)
         limits = RequestLimits(settings.max_choices, settings.max_messages)
         self.dialect_context = DialectContext(model, self.model_info, limits)
         self._context = JourneyContext(
@@ -95,8 +94,7 @@ class Gateway:
             self.metrics,
             clock,
             settings.max_attempts,
-            CapacityQueue(settings.room_timeout_s, self.metrics.waiting),
-            self.outages,
+            self.queues,
         )
 
     def start(self) -> None:

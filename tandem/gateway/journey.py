@@ -26,10 +26,10 @@ from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.token_ids import joined
 from tandem.core.types import FinishReason
-from tandem.gateway.capacity_queue import LEVEL_S, CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
-from tandem.gateway.outage_queues import OutageQueues
+from tandem.gateway.pairing_queue import LEVEL_S, PairingQueue
+from tandem.gateway.pairing_queues import PairingQueues
 from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
@@ -53,8 +53,7 @@ class JourneyContext:
     metrics: GatewayMetrics
     clock: Clock
     max_attempts: int
-    capacity_queue: CapacityQueue
-    outages: OutageQueues
+    queues: PairingQueues
 
 
 class Journey:
@@ -127,12 +126,7 @@ class Journey:
 
     async def _pair(self) -> PairingAnswer:
         """The first pairing. Queues while all workers are full, and for a worker while there is none."""
-        queue = self._context.capacity_queue
-        return await queue.run(
-            self._request.priority,
-            lambda: self._once_possible(lambda _: self._anybody(queue), (UnavailableError,)),
-            self._record,
-        )
+        return await self._once_possible(self._anybody)
 
     async def _pair_again(self) -> PairingAnswer:
         """A pairing after a failure. Once a worker was lost, waits for one that can continue.
@@ -142,17 +136,19 @@ class Journey:
         try:
             if all(isinstance(error, CapacityError) for _, error in self._failed):
                 return await self._paired(lambda: self._another(None))
-            return await self._once_possible(self._another, (UnavailableError, CapacityError))
+            return await self._once_possible(self._another)
         except (CapacityError, UnavailableError) as error:
             raise self._refusal(error) from error
 
-    async def _once_possible(
-        self, question: Callable[[CapacityQueue], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
-    ) -> PairingAnswer:
+    async def _once_possible(self, question: Callable[[PairingQueue], Awaitable[PairingAnswer]]) -> PairingAnswer:
         """Pairs once suitable workers exist. NOTE: of requests with equal needs only the first asks a router."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
-        return await self._context.outages.run(
-            needs, waits_for, self._request.priority, lambda queue: self._paired(partial(question, queue)), self._record
+        return await self._context.queues.run(
+            needs,
+            bool(self._failed),
+            self._request.priority,
+            lambda queue: self._paired(partial(question, queue)),
+            self._record,
         )
 
     async def _paired(self, question: Callable[[], Awaitable[PairingAnswer]]) -> PairingAnswer:
@@ -163,11 +159,11 @@ class Journey:
         self._record.workers.append(answer.decode.worker_id)
         return answer
 
-    async def _anybody(self, queue: CapacityQueue) -> PairingAnswer:
+    async def _anybody(self, queue: PairingQueue) -> PairingAnswer:
         self.router, answer = await self._context.routers.pair(self._pair_call((), queue))
         return answer
 
-    async def _another(self, queue: CapacityQueue | None) -> PairingAnswer:
+    async def _another(self, queue: PairingQueue | None) -> PairingAnswer:
         """Pairs with workers that have not failed; else with one that restarted or answers again."""
         try:
             self.router, answer = await self._context.routers.pair(self._pair_call(_ids(self._failed), queue))
@@ -196,7 +192,7 @@ class Journey:
         """Fingerprint of the model whose tokens the client has; None before the first token."""
         return self._fingerprint if self._token_ids else None
 
-    def _pair_call(self, excluded: tuple[str, ...], queue: CapacityQueue | None) -> PairCall:
+    def _pair_call(self, excluded: tuple[str, ...], queue: PairingQueue | None) -> PairCall:
         """NOTE: routers let a request that lost its worker go first: its client may have a part of its answer."""
         place = QueuePlace(
             queue="" if queue is None else queue.name,

@@ -25,7 +25,7 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.gateway import accounts_usage, assembly, choices, pin_book
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
-from tandem.gateway.outage_queues import OutageQueues
+from tandem.gateway.pairing_queues import PairingQueues
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
 from tandem.kube.candidate import Candidate
@@ -596,8 +596,10 @@ class _AnyEpoch(str):
 
 
 def waits_for_a_third_of_the_grace(patch: Patch) -> None:
-    init = OutageQueues.__init__
-    patch.setattr(OutageQueues, "__init__", lambda self, timeout_s, waiting: init(self, timeout_s / 3, waiting))
+    init = PairingQueues.__init__
+    patch.setattr(
+        PairingQueues, "__init__", lambda self, room_s, outage_s, waiting: init(self, room_s, outage_s / 3, waiting)
+    )
 
 
 redis_keeps_no_checkpoint = _replaced("RENEW", "if ARGV[i + 6] ~= ''", "if false")

@@ -157,7 +157,7 @@ def test_the_only_worker_goes_on_with_its_streams_once_it_answers_again(tmp_path
         assert await asyncio.gather(*answers) == [(RIGHT, None)] * 3
         assert len(only.calls) == 6
         assert {call.decode and call.decode.incarnation for call in only.calls} == {"first"}
-        assert not len(cluster.gateway.gateway.outages)
+        assert not len(cluster.gateway.gateway.queues)
 
     tell(tmp_path, story, num_workers=1, silent_after_s=0.05, worker_timeout_s=0.2, failover_timeout_s=20.0)
 
@@ -273,7 +273,7 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_worker_leaves_nothin
         answer.cancel()
         await eventually(lambda: gateway.admission.num_open == 0)
         assert waiting(gateway) == 0
-        assert not len(gateway.outages)
+        assert not len(gateway.queues)
         num_asked = len(cluster.routers[0].calls)
         only.fail_at, only.lifecycle, cluster.routers[0].workers[:] = None, "ready", cluster.workers
         assert await stream(client) == (RIGHT, None)

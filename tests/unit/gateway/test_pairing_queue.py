@@ -1,4 +1,4 @@
-"""The queue before full workers: who gets room first, who asks, who gives up, and what clients see of it."""
+"""The queue for workers: who gets room first, who asks, who gives up and when, and what clients see of it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,24 +10,28 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
-from tandem.gateway import capacity_queue
-from tandem.gateway.capacity_queue import CapacityQueue
+from tandem.gateway import pairing_queue
 from tandem.gateway.history import RequestRecord
+from tandem.gateway.pairing_queue import PairingQueue, QueueTimeouts
 from tandem.routing.waiting import KEPT_S
+from tandem.simulation.loop import VirtualLoop
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "abc", "seed": 5, "max_tokens": 10}
 
 
 class Room:
-    """Places that are asked for: `free` of them can be had. Remembers who asked and who got one."""
+    """Places that are asked for: `free` of them can be had; none while the workers are `lost`. Remembers who asked and
+    who got one.
+    """
 
-    def __init__(self, timeout_s: float = 20.0) -> None:
+    def __init__(self, room_s: float = 20.0, outage_s: float = 5.0) -> None:
         self.free = 0
+        self.is_lost = False
         self.asked: list[str] = []
         self.got: list[str] = []
         self.waiting = Gauge("waiting", "in queue", registry=CollectorRegistry())
-        self.queue = CapacityQueue(timeout_s, self.waiting)
+        self.queue = PairingQueue(QueueTimeouts(NoRoomError, room_s, outage_s), self.waiting)
         self.records: dict[str, RequestRecord] = {}
 
     def enter(self, name: str, priority: int = 0) -> asyncio.Task[str]:
@@ -44,6 +48,8 @@ class Room:
     async def _question(self, name: str) -> str:
         self.asked.append(name)
         await asyncio.sleep(0)
+        if self.is_lost:
+            raise UnavailableError(f"nobody for {name}", 0.01)
         if not self.free:
             raise NoRoomError(f"full for {name}", 0.01)
         self.free -= 1
@@ -56,11 +62,26 @@ class Room:
         return int(sample.value)
 
 
-def told(story: Callable[[Room], Awaitable[None]], timeout_s: float = 20.0) -> None:
-    async def run() -> None:
-        await story(Room(timeout_s))
+def told(story: Callable[[Room], Awaitable[None]], room_s: float = 20.0, outage_s: float = 5.0) -> None:
+    """Tell a story in virtual time."""
 
-    asyncio.run(run())
+    async def run() -> None:
+        await story(Room(room_s, outage_s))
+
+    loop = VirtualLoop("queue")
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.tear_down()
+
+
+async def end_of(task: "asyncio.Task[str]") -> tuple[str, float]:
+    """Its result, or the kind of its error, and the time in seconds."""
+    try:
+        result = await task
+    except (CapacityError, UnavailableError) as error:
+        result = type(error).__name__
+    return result, asyncio.get_running_loop().time()
 
 
 def test_with_room_nobody_stands_in_line() -> None:
@@ -125,12 +146,12 @@ def test_who_leaves_or_fails_makes_way() -> None:
         assert await third == "c"
         assert room.num_waiting == 0
 
-        async def lost() -> str:
-            raise UnavailableError("nobody is there")
+        async def refused() -> str:
+            raise CapacityError("the first token is 90 s away")
 
         waits = await room.entered("d")
-        fails = asyncio.create_task(room.queue.run(-9, lost, RequestRecord("lost", MODEL, 0.0)))
-        with pytest.raises(UnavailableError, match="nobody is there"):
+        fails = asyncio.create_task(room.queue.run(-9, refused, RequestRecord("refused", MODEL, 0.0)))
+        with pytest.raises(CapacityError, match=r"^the first token is 90 s away$"):
             await fails
         room.free = 1
         assert await waits == "d"
@@ -142,12 +163,12 @@ def test_the_wait_is_bounded_and_the_refusal_says_why() -> None:
     async def story(room: Room) -> None:
         tasks = [room.enter(name) for name in "ab"]
         for task in tasks:
-            with pytest.raises(NoRoomError, match=r"full for a; the request has waited 0\.2 s") as refused:
+            with pytest.raises(NoRoomError, match=r"full for [ab]; the request has waited 0\.2 s") as refused:
                 await task
             assert refused.value.retry_after_s == 0.01
         assert room.num_waiting == 0
 
-    told(story, timeout_s=0.2)
+    told(story, room_s=0.2)
 
 
 def test_without_patience_the_refusal_is_passed_on() -> None:
@@ -157,7 +178,86 @@ def test_without_patience_the_refusal_is_passed_on() -> None:
                 await room.enter("a")
         assert room.asked == ["a", "a"]
 
-    told(story, timeout_s=0.0)
+    told(story, room_s=0.0)
+
+
+def test_when_the_workers_are_lost_all_who_wait_for_room_are_refused_once_the_outage_has_lasted() -> None:
+    """Regression: one after another came to the head and waited the whole time; the rest were told 60 s later that
+    there was no room.
+    """
+
+    async def story(room: Room) -> None:
+        early = [await room.entered(f"early {number}") for number in range(8)]
+        await asyncio.sleep(2.0 - asyncio.get_running_loop().time())
+        room.is_lost = True
+        await asyncio.sleep(3.0)
+        late = await room.entered("late")
+        assert set(room.asked) == {"early 0"}
+        ends = await asyncio.gather(*(end_of(task) for task in [*early, late]))
+        assert {kind for kind, _ in ends} == {"UnavailableError"}
+        assert [end_s for _, end_s in ends[:8]] == pytest.approx([7.0] * 8, abs=0.1)
+        assert ends[8][1] == pytest.approx(10.0, abs=0.1)
+        assert [stage.name for stage in room.records["early 3"].stages()] == ["room", "outage"]
+        assert room.num_waiting == 0
+
+    told(story)
+
+
+def test_after_an_outage_those_who_wait_may_ask_and_wait_for_room_as_long_as_before() -> None:
+    async def story(room: Room) -> None:
+        room.is_lost = True
+        tasks = [await room.entered(name) for name in "abc"]
+        await asyncio.sleep(4.9 - asyncio.get_running_loop().time())
+        room.is_lost, room.free = False, 1
+        ends = await asyncio.gather(*map(end_of, tasks))
+        assert [kind for kind, _ in ends] == ["a", "NoRoomError", "NoRoomError"]
+        assert [end_s for _, end_s in ends[1:]] == pytest.approx([20.0] * 2, abs=0.1)
+
+    told(story)
+
+
+def test_each_outage_is_waited_for_anew_and_room_no_longer_than_from_arrival() -> None:
+    async def story(room: Room) -> None:
+        task = await room.entered("a")
+        for since_s in (4.0, 8.0, 12.0, 16.0, 19.0):
+            await asyncio.sleep(since_s - asyncio.get_running_loop().time())
+            room.is_lost = not room.is_lost
+        assert room.is_lost
+        kind, end_s = await end_of(task)
+        assert kind == "UnavailableError"
+        assert end_s == pytest.approx(24.0, abs=0.3)
+
+        task = await room.entered("b")
+        room.is_lost = False
+        kind, end_s = await end_of(task)
+        assert kind == "NoRoomError"
+        assert end_s == pytest.approx(44.0, abs=0.3)
+
+    told(story)
+
+
+def test_who_does_not_wait_for_room_waits_for_workers() -> None:
+    async def story(room: Room) -> None:
+        assert not room.queue.name
+        room.is_lost = True
+        tasks = [await room.entered(name) for name in "ab"]
+        room.is_lost, room.free = False, 1
+        assert await tasks[0] == "a"
+        with pytest.raises(NoRoomError, match=r"^full for b$"):
+            await tasks[1]
+
+    told(story, room_s=0.0)
+
+
+def test_who_does_not_wait_for_workers_waits_for_room() -> None:
+    async def story(room: Room) -> None:
+        tasks = [await room.entered(name) for name in "ab"]
+        room.is_lost = True
+        for name, task in zip("ab", tasks, strict=True):
+            with pytest.raises(UnavailableError, match=f"^nobody for {name}$"):
+                await task
+
+    told(story, outage_s=0.0)
 
 
 def test_clients_of_a_full_cluster_wait_and_are_served(tmp_path: Path) -> None:
@@ -200,7 +300,7 @@ def test_a_client_is_refused_when_no_room_came_or_waiting_would_not_help(tmp_pat
 
 
 def test_routers_keep_a_turn_for_two_of_the_longest_pauses() -> None:
-    assert KEPT_S == 2 * capacity_queue._MAX_PAUSE_S
+    assert KEPT_S == 2 * pairing_queue._MAX_PAUSE_S
 
 
 def test_routers_are_told_the_queue_and_the_wait(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
-from tandem.gateway.capacity_queue import CapacityQueue, Refusal
+from tandem.core.errors import CapacityError, UnavailableError
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.outage_queues import OutageQueues
+from tandem.gateway.pairing_queue import PairingQueue, Refusal
+from tandem.gateway.pairing_queues import PairingQueues
 from tests.helpers.fake_backend import MODEL, eventually
 
 
@@ -22,15 +22,15 @@ class Outage:
         self.told: list[tuple[str, str, bool]] = []  # who asked, in which queue, and whether others wait behind
         self.refusal: Refusal = UnavailableError("nobody is there", 0.01)
         self.waiting = Gauge("waiting", "in queue", registry=CollectorRegistry())
-        self.queues = OutageQueues(timeout_s, self.waiting)
+        self.queues = PairingQueues(0.0, timeout_s, self.waiting)
 
     @property
     def num_waiting(self) -> int:
         (sample,) = [sample for family in self.waiting.collect() for sample in family.samples]
         return int(sample.value)
 
-    def enter(self, name: str, needs: str, *waits_for: type[Refusal]) -> "asyncio.Task[str]":
-        async def question(queue: CapacityQueue) -> str:
+    def enter(self, name: str, needs: str, is_retry: bool = False) -> "asyncio.Task[str]":
+        async def question(queue: PairingQueue) -> str:
             self.asked.append(name)
             self.told.append((name, queue.name, queue.others_wait))
             if needs not in self.served:
@@ -38,7 +38,7 @@ class Outage:
             return name
 
         record = RequestRecord(name, MODEL, 0.0)
-        return asyncio.create_task(self.queues.run(needs, waits_for or (UnavailableError,), 0, question, record))
+        return asyncio.create_task(self.queues.run(needs, is_retry, 0, question, record))
 
 
 def told(story: Callable[[Outage], Awaitable[None]], timeout_s: float = 20.0) -> None:
@@ -69,7 +69,7 @@ def test_only_refusals_that_are_waited_for_are() -> None:
         outage.refusal = CapacityError("full", 1.5)
         with pytest.raises(CapacityError, match=r"^full$"):
             await outage.enter("new", "any")
-        waits = outage.enter("begun", "any", UnavailableError, CapacityError)
+        waits = outage.enter("begun", "any", is_retry=True)
         await eventually(lambda: outage.asked.count("begun") > 1)
         outage.served.add("any")
         assert await waits == "begun"
@@ -80,7 +80,7 @@ def test_only_refusals_that_are_waited_for_are() -> None:
 
 def test_questions_name_their_queue_and_whether_others_wait_behind() -> None:
     async def story(outage: Outage) -> None:
-        begun = [outage.enter(name, "old version") for name in ("o1", "o2")]
+        begun = [outage.enter(name, "old version", is_retry=True) for name in ("o1", "o2")]
         new = outage.enter("n1", "new version")
         await eventually(lambda: len(outage.asked) > 10)
         outage.served |= {"old version", "new version"}
@@ -101,28 +101,3 @@ def test_the_wait_is_bounded_and_the_last_refusal_is_the_answer() -> None:
         assert len(outage.queues) == 0
 
     told(story, timeout_s=0.2)
-
-
-def test_a_request_that_waits_for_a_worker_at_the_head_of_another_queue_counts_once() -> None:
-    """Its workers were full, and then lost."""
-
-    async def story(outage: Outage) -> None:
-        room = CapacityQueue(20.0, outage.waiting)
-        record = RequestRecord("r", MODEL, 0.0)
-
-        async def question(_: CapacityQueue) -> str:
-            outage.asked.append("r")
-            if outage.served:
-                return "r"
-            raise UnavailableError("lost", 0.01) if len(outage.asked) > 1 else NoRoomError("full", 0.01)
-
-        waits = asyncio.create_task(
-            room.run(0, lambda: outage.queues.run("any", (UnavailableError,), 0, question, record), record)
-        )
-        await eventually(lambda: len(outage.asked) > 3)
-        assert outage.num_waiting == 1
-        outage.served.add("any")
-        assert await waits == "r"
-        assert outage.num_waiting == 0
-
-    told(story)
