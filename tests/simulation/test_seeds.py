@@ -16,6 +16,7 @@ import pytest
 
 from tandem.simulation.fabric import Pipe
 from tandem.simulation.fault import FaultKind
+from tandem.simulation.fibers import Fiber
 from tandem.simulation.node import Node
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import scenario_of
@@ -100,3 +101,21 @@ def test_a_run_leaves_nothing_in_memory() -> None:
     run_scenario(scenario_of(300))
     gc.collect()
     assert not [found for found in gc.get_objects() if type(found) in (Pipe, Node, World)]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux to confine a thread to a core")
+def test_a_run_keeps_to_one_core_and_the_process_to_all_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds took nearly twice as long while each turn woke a thread on another core."""
+    before, during = os.sched_getaffinity(0), set[frozenset[int]]()
+    begin = Fiber._run
+
+    def noting(fiber: Fiber) -> None:
+        during.add(frozenset(os.sched_getaffinity(0)))
+        begin(fiber)
+
+    monkeypatch.setattr(Fiber, "_run", noting)
+    run_scenario(scenario_of(5))
+    (cores,) = during
+    assert len(cores) == 1
+    assert cores <= before
+    assert os.sched_getaffinity(0) == before
