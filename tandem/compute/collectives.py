@@ -13,8 +13,8 @@ import torch
 
 
 class Collectives(Protocol):
-    """Exchanges among the ranks of a group. `num_ranks`: size of the group, a power of two. `rank`: this process's,
-    from 0; rank 0 leads.
+    """Exchanges among the ranks of a group. `num_ranks`: size of the group, a power of two if they divide matrices.
+    `rank`: this process's, from 0; rank 0 leads.
     """
 
     @property
@@ -25,7 +25,8 @@ class Collectives(Protocol):
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         """Sum over the ranks of `node` [num_tokens, size] float32, in a binary tree over neighbouring ranks, plus
-        `bias` [size]; rounded once to `dtype`, the dtype of `bias`. Every rank gets it.
+        `bias` [size]; rounded once to `dtype`, the dtype of `bias`. A rank without a neighbour at a level of the tree
+        goes on to the next. Every rank gets the sum.
 
         Raises:
             EngineStoppedError: a rank is lost or late; nothing can be exchanged any more.

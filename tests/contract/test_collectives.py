@@ -52,9 +52,9 @@ def test_processes_get_the_bits_of_a_fixed_tree() -> None:
         assert [rank.returncode for rank in ranks] == [0] * num_ranks, ends
 
 
-@pytest.mark.parametrize("num_ranks", [4, 8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [3, 4, 6, 7, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (11, 15, 16))])
 def test_more_ranks_get_them_too(num_ranks: int) -> None:
-    """In threads, which share no more than the memory."""
+    """In threads, which share no more than the memory. Stages and contexts may be three, so ranks any number."""
     with ThreadPoolExecutor(num_ranks) as pool:
         list(pool.map(lambda each: exchange_and_check(each, rounds=30), group(num_ranks)))
 

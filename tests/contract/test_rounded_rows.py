@@ -158,12 +158,19 @@ def test_a_gate_that_rounds_rows_and_an_up_that_does_not_are_multiplied_one_by_o
 
 
 @EVERY_CODE
-def test_experts_round_rows_too(native: NativeKernels, name: str) -> None:
-    """Both products of an expert: what goes in, and what the gate lets through."""
+@pytest.mark.parametrize("which", ["both", "gate and up", "down"])
+def test_experts_round_rows_too(native: NativeKernels, name: str, which: str) -> None:
+    """Before one product of an expert or both: of what goes in, and of what the gate lets through."""
+
+    def matrix(rounds: bool, shape: tuple[int, int], group_size: int, **more: object) -> CodedMatrix:
+        if rounds:
+            return native.pack_coded(rounding(name, shape, group_size, **more))
+        return native.pack_coded(random_coded(CodeKind.E4M3, shape, group_size, **more))  # type: ignore[arg-type]
+
     experts = []
     for seed in range(4):
-        gate, up = (native.pack_coded(rounding(name, (48, 96), 32, seed=seed + more)) for more in (0, 10))
-        down = native.pack_coded(rounding(name, (96, 48), 16, seed=seed + 20, is_permuted=seed == 1))
+        gate, up = (matrix(which != "down", (48, 96), 32, seed=seed + more) for more in (0, 10))
+        down = matrix(which != "gate and up", (96, 48), 16, seed=seed + 20, is_permuted=seed == 1)
         experts.append(ExpertWeights(gate, up, down, None, None, None))
     call = native.experts("silu", None, experts)
     assert call is not None

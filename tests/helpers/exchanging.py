@@ -16,10 +16,11 @@ DEADLINE_S = 60.0
 
 
 def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Neighbours first."""
+    """Neighbours first; one without a neighbour is its own sum."""
     level = list(parts)
     while len(level) > 1:
-        level = [left + right for left, right in zip(level[::2], level[1::2], strict=True)]
+        alone = level[len(level) // 2 * 2 :]
+        level = [left + right for left, right in zip(level[::2], level[1::2], strict=False)] + alone
     return level[0]
 
 

@@ -95,14 +95,15 @@ def test_four_stages_have_the_bits_of_one_rank(tmp_path: Path, family: str, widt
         assert bits(engine) == expected
 
 
-def test_each_stage_carries_its_states_on_behind_right_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_each_stage_carries_its_states_on_behind_right_drafts(tmp_path: Path, num_stages: int) -> None:
     """In micro-batches, of which some have drafts."""
     path = saved(tmp_path, "granite_hybrid")
     expected = answers(build_engine(ranked_config(path)))
     tokens = {key: tokens_of(outputs) for key, outputs in expected.items()}
     known = {tuple(PROMPTS[name]): tokens[name, 0] for name in ("greedy", "sampled", "drafted")}
     half_right = Speculation(ReplayDrafter(known, 256, 0.6), adapts=False)
-    with led_engine(ranked_config(path), 2, num_stages=2, speculation=half_right) as (engine, _):
+    with led_engine(ranked_config(path), num_stages, num_stages=num_stages, speculation=half_right) as (engine, _):
         found = answers(engine)
         assert {key: tokens_of(outputs) for key, outputs in found.items()} == tokens
         assert 10 < engine.counters.num_accepted < engine.counters.num_drafted

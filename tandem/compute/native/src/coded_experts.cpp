@@ -13,36 +13,38 @@ namespace {
 TANDEM_INLINE const CodedWeights& codes_of(const void* matrix) { return *static_cast<const CodedWeights*>(matrix); }
 TANDEM_INLINE CodedShape shape_of(const CodedWeights& w) { return {w.k, segment_of(w)}; }
 
-// `Prepared`: makes rows ready, rounded or not.
-template <class T, class Prepared> class CodedExperts {
+// `ready`, `gated_ready`: make rows ready for the first product and the second, each as its matrices want them, rounded
+// or not.
+template <class T> class CodedExperts {
  public:
-  CodedExperts(const ExpertsArguments& arguments, const Prepared& ready, const Prepared& gated_ready)
-      : a(arguments), inner_(shape_of(codes_of(a.experts->gate))), outer_(shape_of(codes_of(a.experts->down))),
-        ready_(ready), gated_ready_(gated_ready) {}
+  explicit CodedExperts(const ExpertsArguments& arguments)
+      : a(arguments), inner_(shape_of(codes_of(a.experts->gate))), outer_(shape_of(codes_of(a.experts->down))) {}
 
-  void run() const {
+  template <class Ready, class GatedReady> void run(const Ready& ready, const GatedReady& gated_ready) const {
     const int64_t units = max64(inner_.steps(), outer_.steps()) * kStepInputs;
     const int64_t pair_bytes = (units + a.ffn + a.hidden) * int64_t(sizeof(float));
     const int64_t part = max64(1, kScratchBytes / (pair_bytes * a.top_k));
-    for (int64_t first = 0; first < a.num_tokens; first += part) run(first, min64(part, a.num_tokens - first));
+    for (int64_t first = 0; first < a.num_tokens; first += part)
+      run(ready, gated_ready, first, min64(part, a.num_tokens - first));
   }
 
  private:
-  void run(int64_t first, int64_t count) const {
+  template <class Ready, class GatedReady>
+  void run(const Ready& ready, const GatedReady& gated_ready, int64_t first, int64_t count) const {
     thread_local Workspace gated_space, out_space;
     const Pairs pairs(a, first, count, kChunkRows);
     const int64_t num_pairs = int64_t(pairs.tokens.size());
     T* const gated = reinterpret_cast<T*>(gated_space.reserve(size_t(num_pairs * a.ffn)));
     float* const out = out_space.reserve(size_t(num_pairs * a.hidden));
-    gate(pairs, gated);
-    project(pairs, gated, out);
+    gate(ready, pairs, gated);
+    project(gated_ready, pairs, gated, out);
     if (a.out_dtype == kFloat32) sum_pairs(a, pairs, out, static_cast<float*>(a.out) + first * a.hidden, count);
     else sum_pairs(a, pairs, out, static_cast<T*>(a.out) + first * a.hidden, count);
   }
 
-  void gate(const Pairs& pairs, T* gated) const {
+  template <class Ready> void gate(const Ready& ready, const Pairs& pairs, T* gated) const {
     const T* const x = static_cast<const T*>(a.x);
-    const auto rows = ready_.gathered([&](int64_t i) {
+    const auto rows = ready.gathered([&](int64_t i) {
       return RowOf<T>{x + pairs.tokens[size_t(i)] * a.x_stride, codes_of(pairs.experts[size_t(i)]->gate).permutation};
     }, int64_t(pairs.tokens.size()));
     const int64_t panels = ceil_div(a.ffn, kStrip);
@@ -63,15 +65,14 @@ template <class T, class Prepared> class CodedExperts {
     });
   }
 
-  void project(const Pairs& pairs, const T* gated, float* out) const {
+  template <class Ready> void project(const Ready& ready, const Pairs& pairs, const T* gated, float* out) const {
     const int64_t num_pairs = int64_t(pairs.tokens.size());
     bool is_permuted = false;
     for (const Block& block : pairs.blocks) is_permuted |= codes_of(block.expert->down).permutation != nullptr;
     const auto row = [&](int64_t i) {
       return RowOf<T>{gated + i * a.ffn, codes_of(pairs.experts[size_t(i)]->down).permutation};
     };
-    const auto rows = is_permuted ? gated_ready_.gathered(row, num_pairs)
-                                  : gated_ready_.placed(gated, a.ffn, nullptr, num_pairs);
+    const auto rows = is_permuted ? ready.gathered(row, num_pairs) : ready.placed(gated, a.ffn, nullptr, num_pairs);
     const int64_t strips = ceil_div(a.hidden, kStrip), panels = ceil_div(strips, kPanelStrips);
     for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->down), 1), [&](const Block& block, int64_t panel, bool has_next) {
       const ExpertWeights& expert = *block.expert;
@@ -107,8 +108,13 @@ template <class T, class Prepared> class CodedExperts {
 
   const ExpertsArguments& a;
   const CodedShape inner_, outer_;
-  const Prepared &ready_, &gated_ready_;
 };
+
+// body(what makes rows ready for weights like `w`).
+template <class T, class Body> void with_ready(const CodedWeights& w, int threads, const Body& body) {
+  if (w.rounds_rows) return body(RowRounding<T>(w, shape_of(w), w.offsets, threads));
+  body(PreparedRows<T>(shape_of(w), w.offsets, threads));
+}
 
 }  // namespace
 }  // namespace tandem
@@ -118,14 +124,10 @@ using namespace tandem;
 void tandem_coded_experts(const ExpertsArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    const CodedWeights &gate = codes_of(a->experts->gate), &down = codes_of(a->experts->down);
-    const CodedShape inner = shape_of(gate), outer = shape_of(down);
-    const int threads = int(a->threads);
-    const auto run = [a](const auto& ready, const auto& gated_ready) {
-      CodedExperts<T, std::decay_t<decltype(ready)>>(*a, ready, gated_ready).run();
-    };
-    if (gate.rounds_rows)
-      return run(RowRounding<T>(gate, inner, gate.offsets, threads), RowRounding<T>(down, outer, down.offsets, threads));
-    run(PreparedRows<T>(inner, gate.offsets, threads), PreparedRows<T>(outer, down.offsets, threads));
+    const CodedExperts<T> experts(*a);
+    with_ready<T>(codes_of(a->experts->gate), int(a->threads), [&](const auto& ready) {
+      with_ready<T>(codes_of(a->experts->down), int(a->threads),
+                    [&](const auto& gated_ready) { experts.run(ready, gated_ready); });
+    });
   });
 }

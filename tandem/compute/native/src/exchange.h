@@ -36,7 +36,8 @@ class Exchange {
  public:
   explicit Exchange(RankGroup* group) : g(*group) {}
 
-  // Sums rows of `n` floats over the ranks in a tree over neighbours, adds `bias` and rounds once.
+  // Sums rows of `n` floats over the ranks in a tree over neighbours (one without a neighbour is its own sum), adds
+  // `bias` and rounds once.
   template <class T>
   void add(const float* node, const T* bias, T* out, int64_t out_stride, int64_t m, int64_t n, int threads) {
     const int64_t at_once = g.buffer_bytes / int64_t(n * sizeof(float));
@@ -174,7 +175,7 @@ class Exchange {
       f32x16 sums[kMaxRanks];
       for (int64_t r = 0; r < g.num_ranks; ++r) sums[r] = load16(nodes[r] + offset + i, size);
       for (int64_t step = 1; step < g.num_ranks; step *= 2)
-        for (int64_t r = 0; r < g.num_ranks; r += 2 * step) sums[r] = sums[r] + sums[r + step];
+        for (int64_t r = 0; r + step < g.num_ranks; r += 2 * step) sums[r] = sums[r] + sums[r + step];
       const f32x16 shift = bias ? load16(bias + i, size) : f32x16{};
       store16(out + i, sums[0] + shift, size);
     }
