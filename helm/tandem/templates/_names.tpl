@@ -14,7 +14,7 @@
 {{/* What selects every pod of this release. */}}
 {{- define "tandem.releaseLabels" -}}
 app.kubernetes.io/name: tandem
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* What selects the pods of one component. Takes root, name, and hosts: true for further hosts of its workers' ranks. */}}
