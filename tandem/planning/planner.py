@@ -75,6 +75,7 @@ class BudgetDivision:
         self._settings = settings
         self._holdings = (Holding(settings.hold_s), Holding(settings.hold_s))
         self._moved_at_s: float | None = None
+        self._was_to_prefill = False
 
     def decide(
         self, prospect: Prospect, at_s: float, had: Sizes, wanted: Sizes, startup_s: tuple[float, float]
@@ -96,7 +97,7 @@ class BudgetDivision:
         if most is None or not is_short or settings.accelerators(*had) > most:
             return best
         if self._is_urgent(prospect, at_s, had, best, max(startup_s)):
-            self._moved_at_s = at_s
+            self._moved_at_s, self._was_to_prefill = at_s, best[0] > had[0]
             return best
         if num_prefill > had[0]:
             left = most - num_decode * settings.decode_accelerators
@@ -105,8 +106,11 @@ class BudgetDivision:
         return num_prefill, min(num_decode, left // settings.decode_accelerators)
 
     def _is_urgent(self, prospect: Prospect, at_s: float, had: Sizes, best: Sizes, startup_s: float) -> bool:
-        """Whether `best` is so much better that it is not waited for, and the last such move has taken effect."""
-        if self._moved_at_s is not None and at_s - self._moved_at_s <= startup_s:
+        """Whether `best` is so much better that it is not waited for, and takes no such move back before it has had
+        its effect. NOTE: a large move is applied in steps, so it may go on.
+        """
+        is_taken_back = (best[0] > had[0]) is not self._was_to_prefill
+        if self._moved_at_s is not None and is_taken_back and at_s - self._moved_at_s <= startup_s:
             return False
         return prospect.strain(*best)[0] <= _MUCH_LESS * prospect.strain(*had)[0]
 

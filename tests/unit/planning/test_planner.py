@@ -157,16 +157,20 @@ def test_noise_moves_little_within_a_budget(budget: int, rate: float, seed: int)
 
 
 def test_a_budget_is_divided_anew_at_once_where_that_helps_much() -> None:
-    """Answers ten times as long: decode gets its replicas in the next windows, without the hold of a shrinking pool."""
-    planner = SloPlanner(replace(SETTINGS, max_accelerators=8))
-    sizes = (6, 2)
+    """Answers ten times as long: decode gets its replicas in the next windows, without the hold of a shrinking pool.
+
+    A window takes two replicas away at most, as the actuator does, and a replica takes a minute to start.
+    """
+    planner = SloPlanner(replace(SETTINGS, max_accelerators=12))
+    sizes, decodes = (8, 4), []
     for number in range(1, 8):
-        seen = observation(10.0 * number, 60.0, pool(sizes[0], 0.0), pool(sizes[1], 0.0))
+        seen = observation(10.0 * number, 60.0, pool(sizes[0]), pool(sizes[1]))
         if number > 3:
             seen = replace(seen, traffic=replace(seen.traffic, num_output_tokens=10 * seen.traffic.num_output_tokens))
-        plan = planner.plan(seen)
-        sizes = plan.num_prefill, plan.num_decode
-    assert sizes[1] > sizes[0]
+        num_prefill = max(planner.plan(seen).num_prefill, sizes[0] - 2)
+        sizes = num_prefill, 12 - num_prefill
+        decodes.append(sizes[1])
+    assert decodes[2] < 6 < decodes[3]
 
 
 def test_a_smaller_budget_is_kept_at_once() -> None:
