@@ -138,6 +138,12 @@ class DecodeCapacity:
             slot_use=crowd / self.max_running,
         )
 
+    def most_running(self, load: OfferedLoad) -> float:
+        """Requests that one worker holds at once, in KV and slots; at least one."""
+        full = load.num_prompt_tokens + load.num_output_tokens
+        fitting = self.kv_tokens / full if self.kv_tokens and full else math.inf
+        return max(1.0, min(fitting, self.max_running))
+
     def _crowd(self, num_running: float, num_workers: int) -> float:
         """Requests on one worker at the percentile: arrivals are random, and the router balances the workers."""
         spread = NormalDist().inv_cdf(self.share) * math.sqrt(num_running * (1 + self.variation**2))

@@ -18,6 +18,9 @@ from tandem.planning.reasons import Change, explain, warn
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
 _MOST_PATIENCE = 4.0  # factor of the hold time after repeated mistakes
+_MUCH_LESS = 2 / 3  # of the strain, for which accelerators move between the pools at once
+
+Sizes = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,53 @@ class Holding:
         self._shrunk_at_s = None
 
 
+class BudgetDivision:
+    """Division of a budget that is too small, with hysteresis: each move costs a pool a replica and a start-up."""
+
+    def __init__(self, settings: PlannerConfig) -> None:
+        self._settings = settings
+        self._holdings = (Holding(settings.hold_s), Holding(settings.hold_s))
+        self._moved_at_s: float | None = None
+        self._was_to_prefill = False
+
+    def decide(
+        self, prospect: Prospect, at_s: float, had: Sizes, wanted: Sizes, startup_s: tuple[float, float]
+    ) -> Sizes:
+        """(Prefill, decode) sizes within the budget; call it for every observation.
+
+        Args:
+            had: sizes wanted before.
+            wanted: sizes that the objectives need.
+            startup_s: start-up times of both pools' replicas.
+        """
+        settings, most = self._settings, self._settings.max_accelerators
+        is_short = most is not None and settings.accelerators(*wanted) > most
+        best = prospect.best_within(most) if most is not None and is_short else wanted
+        num_prefill, num_decode = (
+            holding.decide(ReplicaNeed(at_s, num, num), before, start_s)
+            for holding, num, before, start_s in zip(self._holdings, best, had, startup_s, strict=True)
+        )
+        if most is None or not is_short or settings.accelerators(*had) > most:
+            return best
+        if self._is_urgent(prospect, at_s, had, best, max(startup_s)):
+            self._moved_at_s, self._was_to_prefill = at_s, best[0] > had[0]
+            return best
+        if num_prefill > had[0]:
+            left = most - num_decode * settings.decode_accelerators
+            return min(num_prefill, left // settings.prefill_accelerators), num_decode
+        left = most - num_prefill * settings.prefill_accelerators
+        return num_prefill, min(num_decode, left // settings.decode_accelerators)
+
+    def _is_urgent(self, prospect: Prospect, at_s: float, had: Sizes, best: Sizes, startup_s: float) -> bool:
+        """Whether `best` is so much better that it is not waited for, and takes no such move back before it has had
+        its effect. NOTE: a large move is applied in steps, so it may go on.
+        """
+        is_taken_back = (best[0] > had[0]) is not self._was_to_prefill
+        if self._moved_at_s is not None and is_taken_back and at_s - self._moved_at_s <= startup_s:
+            return False
+        return prospect.strain(*best)[0] <= _MUCH_LESS * prospect.strain(*had)[0]
+
+
 class SloPlanner:
     """Scaling policy by latency objectives. `prior_*`: speed of a pool's workers until it has been measured."""
 
@@ -78,6 +128,7 @@ class SloPlanner:
         self._pace = SpeedCorrection(settings.warmup_s)
         self._prefill = Holding(settings.hold_s)
         self._decode = Holding(settings.hold_s)
+        self._division = BudgetDivision(settings)
 
     def plan(self, observation: Observation) -> Plan:
         """Plan for one observation; call it once per window, in order."""
@@ -94,20 +145,24 @@ class SloPlanner:
     def _decide(self, observation: Observation, prefill: Prospect, decode: Prospect) -> Plan:
         settings = self._settings
         now_s, had = observation.now_s, (observation.prefill.num_wanted, observation.decode.num_wanted)
+        bounded = (
+            _bounded(had[0], settings.min_prefill, settings.max_prefill),
+            _bounded(had[1], settings.min_decode, settings.max_decode),
+        )
+        startup_s = self._startup_s(observation.prefill), self._startup_s(observation.decode)
         num_prefill = self._prefill.decide(
             ReplicaNeed(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
-            _bounded(had[0], settings.min_prefill, settings.max_prefill),
-            self._startup_s(observation.prefill),
+            bounded[0],
+            startup_s[0],
         )
         num_decode = self._decode.decide(
             ReplicaNeed(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
-            _bounded(had[1], settings.min_decode, settings.max_decode),
-            self._startup_s(observation.decode),
+            bounded[1],
+            startup_s[1],
         )
         both = replace(prefill, load=_heavier(prefill, decode))
         wanted = (num_prefill, num_decode)
-        if settings.max_accelerators is not None and settings.accelerators(*wanted) > settings.max_accelerators:
-            num_prefill, num_decode = both.best_within(settings.max_accelerators)
+        num_prefill, num_decode = self._division.decide(both, now_s, bounded, wanted, startup_s)
         change = Change(
             had=had,
             wanted=wanted,

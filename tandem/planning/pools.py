@@ -104,8 +104,8 @@ class Prospect:
         """Both ratios of latency to objective, the larger first; overloaded pools rate worse than any others."""
         prefill = _strain(self.ttft_ms(num_prefill), self.settings.ttft_ms, self.offered / num_prefill)
         batch = self.batch(num_decode)
-        demand = self._decode_demand(num_decode) if math.isinf(batch.tpot_ms) else batch.use
-        decode = _strain(batch.tpot_ms if batch.use <= 1 else math.inf, self.settings.tpot_ms, demand)
+        tpot_ms = batch.tpot_ms if batch.use <= 1 else math.inf
+        decode = _strain(tpot_ms, self.settings.tpot_ms, self._decode_demand(num_decode))
         return max(prefill, decode), min(prefill, decode)
 
     def best_within(self, max_accelerators: int) -> tuple[int, int]:
@@ -129,10 +129,10 @@ class Prospect:
         return max(0.0, self.backlog_ms - 1000 * spare * self.settings.drain_s)
 
     def _decode_demand(self, num_decode: int) -> float:
-        """Demanded over maximum token throughput; at least 1 if there is no steady state."""
-        speed, load = self.decode.speed, self.load
-        growth = speed.ms_per_request + speed.ms_per_context_token * load.num_context_tokens
-        return load.requests_per_s * load.num_output_tokens * growth / 1000 / num_decode
+        """Demanded token throughput over that of as many requests as fit the workers at once."""
+        load, running = self.load, self.decode.most_running(self.load)
+        step_ms = self.decode.speed.step_ms(running, running * load.num_context_tokens)
+        return load.requests_per_s * load.num_output_tokens * step_ms / 1000 / running / num_decode
 
 
 def _strain(latency_ms: float, objective_ms: float, use: float) -> float:

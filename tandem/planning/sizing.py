@@ -59,9 +59,11 @@ class DeploymentSite:
         return self.prefill.hand_off(num_prompt_tokens, cached, self.link, self.goals.chunk_tokens)
 
     def link_bytes_per_s(self, rate_per_s: float) -> float:
-        """Bytes of KV per second that all prefill workers send, assuming that decode workers hold none of it."""
+        """Bytes of KV per second that all prefill workers send, a head's included, assuming that decode workers hold
+        none of it.
+        """
         prompts = [prompt for prompt, _ in self.profile.lengths]
-        return rate_per_s * math.fsum(map(self.prefill.model.kv_bytes, prompts)) / len(prompts)
+        return rate_per_s * math.fsum(map(self.prefill.held_bytes, prompts)) / len(prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

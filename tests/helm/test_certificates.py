@@ -154,6 +154,17 @@ def test_who_asks_redis_has_its_authority_and_not_its_key(case: str, secret: str
         assert source == {"secretName": secret, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
 
 
+@pytest.mark.parametrize("tls", [{}, {"certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}])
+def test_a_secret_given_to_redis_alone_is_used_and_not_made(tls: dict[str, Any]) -> None:
+    """Regression: it was rendered as a Secret of the release, which Helm refuses, or as one that cert-manager fills."""
+    made = render(merged(MINIMAL, {"tls": {"existingSecrets": {"redis": "d"}, **tls}}))
+    assert secret_of(made.deployment("redis")["spec"]["template"]["spec"]) == "d"
+    assert "--tls-port" in made.container("redis")["args"]
+    names = {each["metadata"]["name"] for each in made.of_kind("Secret", "Certificate")}
+    assert not names & {"d", f"{NAME}-tandem-tls-redis-next"}
+    assert {name.rpartition("-")[2] for name in names} >= {"gateway", "router", "worker"}
+
+
 def test_redis_in_plain_text_is_said() -> None:
     """Certificates of one's own from before Redis had one go on to work."""
     made = rendered("certificates-given")

@@ -78,6 +78,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("decode", {"ranks": {"tensor": 2}, "resources": {"requests": {"cpu": "1500m"}}}),
         r"decode\.ranks\.tensor=2 and .* with decode\.resources\.requests\.cpu=1500m",
     ),
+    "names that no service may have": (
+        at("fullnameOverride", "2026.llm"),
+        r"called 2026\.llm-gateway and so on, .*: set fullnameOverride, as fullnameOverride=tandem",
+    ),
     "no decode": (at("decode.enabled", False), r"set decode\.enabled=true"),
     "a role's redis without an external one": (
         at("externalRedis.accounts", {"urlKey": "url", "existingSecret": "mine"}),

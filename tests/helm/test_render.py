@@ -16,8 +16,10 @@ from tests.helpers.helm import (
     NAME,
     NAMESPACE,
     POOLS,
+    at,
     free_fields,
     install_dry,
+    merged,
     old_helm,
     render,
     render_old,
@@ -86,6 +88,13 @@ def test_a_dry_install_gives_what_the_render_gives() -> None:
 
 def test_two_renders_are_the_same() -> None:
     assert render(MINIMAL).as_yaml() == rendered("minimal").as_yaml()
+
+
+def test_a_release_may_be_called_like_a_number_or_a_truth_value() -> None:
+    """Regression: `2026` and `on` stood in labels unquoted, which the API server then refused as no text."""
+    for name in ("2026", "on", "1e5"):
+        for each in render(merged(MINIMAL, at("fullnameOverride", "llm")), name=name).objects:
+            assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == name
 
 
 def test_names_and_namespace_follow_the_release() -> None:

@@ -435,6 +435,19 @@ def test_pods_are_not_restarted_for_a_new_chart(case: str) -> None:
         assert ("team" in labels) == (case == "names")
 
 
+def test_common_labels_take_no_label_of_the_charts_away() -> None:
+    """Regression: both were written, the last one held, and the monitor of routers found no Service."""
+    labels = {
+        "app.kubernetes.io/component": "llm",
+        "app.kubernetes.io/version": "7",
+        "app.kubernetes.io/part-of": "chat",
+    }
+    made = render(merged(MINIMAL, {"commonLabels": labels, "monitoring": {"enabled": True}}))
+    wanted = made.get("ServiceMonitor", "router")["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= made.get("Service", "router")["metadata"]["labels"].items()
+    assert {each["metadata"]["labels"]["app.kubernetes.io/part-of"] for each in made.objects} == {"chat"}
+
+
 @every_case
 def test_labels_are_valid(case: str) -> None:
     for each in rendered(case).objects:

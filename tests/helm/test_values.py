@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -16,8 +17,9 @@ from tandem.planning.hardware import find_accelerator
 from tandem.planning.roofline import Roofline
 from tandem.router.metrics import RouterMetrics
 from tandem.telemetry.engine_metrics import WorkerMetrics
+from tests.helm.cases import MINIMAL, PROMETHEUS
 from tests.helm.test_render import UPDATE
-from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, example, settings_schema
+from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, example, merged, render, settings_schema
 
 README = CHART / "README.md"
 SCHEMA = CHART / "values.schema.json"
@@ -219,3 +221,23 @@ def test_queries_name_metrics_that_are_exported() -> None:
         assert metrics
         for metric in metrics:
             assert metric["pods"]["metric"]["name"].replace("vllm_", "vllm:") in worker
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_of_pool"),
+    [
+        ("demo-tandem-decode-6c9f7d8b54-x7k2p", True),
+        ("demo-tandem-decode-6c9f7d8bx7k2p", True),
+        ("demo-tandem-decode-11", True),
+        ("demo-tandem-decode-gateway-6c9f7d8b54-x7k2p", False),
+        ("demo-tandem-decode-decode-6c9f7d8b54-x7k2p", False),
+        ("demo-tandem-decode-decode-0", False),
+        ("demo-tandem-decode-test-completion", False),
+    ],
+)
+def test_queries_count_pods_of_their_pool_alone(pod: str, is_of_pool: bool) -> None:
+    """Regression: a release `demo-tandem-decode` in the same namespace was counted as the pool of this name."""
+    values = merged(MINIMAL, {"decode": {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}})
+    (trigger,) = render(values).get("ScaledObject", "decode")["spec"]["triggers"]
+    (pattern,) = re.findall(r'pod=~"(.*?)"', trigger["metadata"]["query"])
+    assert bool(re.fullmatch(pattern, pod)) == is_of_pool

@@ -14,7 +14,7 @@
 {{/* What selects every pod of this release. */}}
 {{- define "tandem.releaseLabels" -}}
 app.kubernetes.io/name: tandem
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* What selects the pods of one component. Takes root, name, and hosts: true for further hosts of its workers' ranks. */}}
@@ -23,15 +23,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: {{ .name }}{{ if .hosts }}-hosts{{ end }}
 {{- end }}
 
-{{/* Labels of every object. Takes root, name. */}}
+{{/* Labels of every object; commonLabels add to them, for monitors find Services by these. Takes root, name. */}}
 {{- define "tandem.labels" -}}
-{{ include "tandem.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $version := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $chart := dict "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- merge (include "tandem.selector" . | fromYaml) $version $chart .root.Values.commonLabels | toYaml -}}
 {{- end }}
 
 {{/* Labels of a pod: without versions, which would restart it for a new chart. Takes root, name, hosts, podLabels. */}}

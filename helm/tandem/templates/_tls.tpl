@@ -12,10 +12,15 @@
 {{/* The groups whose certificates the chart draws. */}}
 {{- define "tandem.tlsGroups" -}}
 {{- $groups := list "" -}}
-{{- if eq (include "tandem.redisHasTls" .) "true" -}}
+{{- if eq (include "tandem.makesRedisTls" .) "true" -}}
 {{- $groups = append $groups "redis" -}}
 {{- end -}}
 {{- $groups | toJson -}}
+{{- end }}
+
+{{/* Whether the chart or cert-manager makes the certificate of the chart's Redis: it has one, and no Secret is given. */}}
+{{- define "tandem.makesRedisTls" -}}
+{{- and (eq (include "tandem.redisHasTls" .) "true") (empty .Values.tls.existingSecrets.redis) -}}
 {{- end }}
 
 {{/* Takes the name of a pool. */}}

@@ -5,6 +5,10 @@
 {{- if not .Values.model.uri -}}
 {{- fail "model.uri is required: hf://org/name, pvc://claim/path, host:///directory or /directory/in/the/image" -}}
 {{- end -}}
+{{- $fullname := include "tandem.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "objects of this release would be called %s-gateway and so on, and a Service's name begins with a letter and has only a-z, 0-9 and -: set fullnameOverride, as fullnameOverride=tandem, or name the release otherwise" $fullname) -}}
+{{- end -}}
 {{- if not .Values.decode.enabled -}}
 {{- fail "decode.enabled is false, and without decode workers nothing answers: set decode.enabled=true; prefill may be disabled, decode then computes prompts itself" -}}
 {{- end -}}

@@ -145,6 +145,39 @@ def test_a_budget_is_kept_and_its_ratio_follows_demand() -> None:
     assert "8 are allowed" in plan.warnings[0]
 
 
+@pytest.mark.parametrize(("budget", "rate", "seed"), [(8, 38.0, 1), (8, 41.0, 2), (16, 80.0, 1)])
+def test_noise_moves_little_within_a_budget(budget: int, rate: float, seed: int) -> None:
+    """It chose the division of least strain anew in each window, which noise decided: a move in each second minute."""
+    tight = replace(SETTINGS, max_accelerators=budget)
+    loop = Loop(SloPlanner(tight), noisy(rate, seed), 60.0, (4, 4))
+    sizes = loop.run(720)[90:]
+    assert any("are allowed" in warning for plan in loop.plans[90:] for warning in plan.warnings)
+    assert changes(sizes) <= 8
+    assert all(sum(size) <= budget for size in sizes)
+
+
+def test_a_budget_is_divided_anew_at_once_where_that_helps_much() -> None:
+    """Answers ten times as long: decode gets its replicas in the next windows, without the hold of a shrinking pool.
+
+    A window takes two replicas away at most, as the actuator does, and a replica takes a minute to start.
+    """
+    planner = SloPlanner(replace(SETTINGS, max_accelerators=12))
+    sizes, decodes = (8, 4), []
+    for number in range(1, 8):
+        seen = observation(10.0 * number, 60.0, pool(sizes[0]), pool(sizes[1]))
+        if number > 3:
+            seen = replace(seen, traffic=replace(seen.traffic, num_output_tokens=10 * seen.traffic.num_output_tokens))
+        num_prefill = max(planner.plan(seen).num_prefill, sizes[0] - 2)
+        sizes = num_prefill, 12 - num_prefill
+        decodes.append(sizes[1])
+    assert decodes[2] < 6 < decodes[3]
+
+
+def test_a_smaller_budget_is_kept_at_once() -> None:
+    plan = SloPlanner(replace(SETTINGS, max_accelerators=8)).plan(observation(10.0, 60.0, pool(9), pool(9)))
+    assert plan.num_prefill + plan.num_decode == 8
+
+
 def test_a_budget_counts_accelerators_not_replicas() -> None:
     tight = replace(SETTINGS, max_accelerators=16, prefill_accelerators=4, decode_accelerators=2)
     sizes = Loop(SloPlanner(tight), lambda now_s: 60.0, 60.0).run(40)

@@ -75,6 +75,14 @@ def test_pools_that_cannot_keep_up_are_compared_by_how_far_they_fall_behind() ->
     assert prospect.strain(3, 2) < prospect.strain(2, 2)
 
 
+@pytest.mark.parametrize("num_decode", [1, 3, 6])
+def test_more_demand_is_more_strain(num_decode: int) -> None:
+    """Just below the load at which no steady state exists, a batch that grows without bound counted a hundredfold."""
+    strains = [_prospect(rate / 2).strain(500, num_decode)[0] for rate in range(1, 400)]
+    assert strains == sorted(strains)
+    assert strains[-1] < 1e8
+
+
 def test_a_backlog_must_be_worked_off_in_time() -> None:
     calm, late = _prospect(10.0), _prospect(10.0, backlog_ms=90_000.0)
     assert late.prefill_need() >= calm.offered + 90.0 / SETTINGS.drain_s
