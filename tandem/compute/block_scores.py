@@ -14,6 +14,7 @@ import torch
 from tandem.architecture.block_mixers import COMPRESSED_KEYS, COMPRESSED_VALUES, MEANS, BlockChoice
 from tandem.compute.layer_states import LayerChosenKV
 from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
+from tandem.compute.visible_sums import visible_sums
 
 _WIDE = torch.float64
 _HIGHEST = torch.finfo(torch.float32).max
@@ -79,14 +80,24 @@ def attend_to_compressed(
         end = max(num_strides - 1, (int(positions[-1]) + 1) // kv.span)
         own = [_rows(each, blocks)[num_strides - 1 : end].to(_WIDE) for each in (keys, values)]
         ends = (torch.arange(num_strides - 1, end, device=out.device) + 1) * kv.span
-        is_later = ends > (positions + 1)[:, None, None, None]
+        is_later = (ends > (positions + 1)[:, None])[:, None, None]
         scores = torch.einsum("qhgd,khd->qhgk", _grouped(queries[rows], own[0]), own[0]) * scale
         weights = scores.masked_fill(is_later, -torch.inf).softmax(dim=-1).masked_fill(is_later, 0.0)
-        out[rows] = torch.einsum("qhgk,khd->qhgd", weights, own[1]).flatten(1, 2).to(out.dtype)
+        out[rows] = _summed(weights, own[1], ~is_later).to(out.dtype)
         per_stride = _per_stride(weights.sum(dim=2), num_strides, int(positions[-1]) // kv.span + 1)
         sums = _by_block(per_stride, choice.size // kv.span, 0.0).sum(dim=-1)
         _put(chosen[rows], (sums * _STEPS).round_(), positions, choice)
     return out, chosen
+
+
+def _summed(weights: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Sums [num_tokens, num_heads, head_dim] of `values` [num_keys, num_kv_heads, head_dim] times `weights`
+    [num_tokens, num_kv_heads, heads per KV head, num_keys], see `visible_sums`.
+    """
+    num_tokens, num_kv_heads, group, _ = weights.shape
+    seen = visible[:, 0].expand(-1, group, -1).flatten(0, 1)
+    sums = visible_sums(weights.transpose(0, 1).flatten(1, 2), values.transpose(0, 1), seen)
+    return sums.view(num_kv_heads, num_tokens, group, -1).transpose(0, 1).flatten(1, 2)
 
 
 def closed_spans(batch: QueryBatch, span: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

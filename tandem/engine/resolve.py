@@ -1,6 +1,7 @@
 """Builds an engine from its configuration: resolves every "auto" to a value, and refuses what cannot be honoured."""
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -280,7 +281,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
-    if name != "cpu" and (kind != "cuda" or (index and not index.isdecimal())):
+    if name not in ("cpu", "cuda") and not re.fullmatch("cuda:(0|[1-9][0-9]*)", name):
         raise ConfigurationError(f"device={name!r} is not served; use auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"device={name!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")

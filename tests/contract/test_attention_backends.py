@@ -151,6 +151,29 @@ def test_attention_matches_float64(backend: AttentionBackend, dtype: str, case: 
     assert_close(attend(backend, step, dtype, **options), step.expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("num_tokens", [2, 100])
+def test_an_infinite_value_reaches_no_token_that_does_not_see_it(
+    backend: AttentionBackend, dtype: str, window: int, num_tokens: int
+) -> None:
+    """Such as that of a draft token, which is then rejected, or of one that the window has left behind."""
+    length = 260
+    step = paged(DTYPES[dtype], [(length, num_tokens)], window=window)
+    harmful = {length - 1: math.nan, length - 70: math.inf, length - num_tokens + 1: -math.inf}
+    for position, value in harmful.items():
+        step.kv.values[step.batch.block_tables[0, position // 16], :, position % 16, 3] = value
+    out = attend(backend, step, dtype, window=window)
+    for token in range(num_tokens):
+        position = length - num_tokens + token
+        seen = range(max(0, position - window + 1) if window else 0, position + 1)
+        assert bool(out[token].isfinite().all()) == harmful.keys().isdisjoint(seen)
+        others = [dim for dim in range(64) if dim != 3]
+        assert_close(out[token, :, others], step.expected[token, :, others])
+        if harmful.keys().isdisjoint(seen):
+            assert_close(out[token], step.expected[token])
+
+
 def test_queries_may_be_strided(backend: AttentionBackend) -> None:
     step = paged(torch.bfloat16, [(70, 5)])
     padded = torch.full((5, 4, 72), math.nan, dtype=torch.bfloat16)

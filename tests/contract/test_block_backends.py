@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tandem.architecture.block_mixers import MEANS, BlockChoice
+from tandem.architecture.block_mixers import COMPRESSED_KEYS, COMPRESSED_VALUES, MEANS, BlockChoice
 from tandem.architecture.state import ChosenKVSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.backends import BACKENDS, choose_backends
-from tandem.compute.block_scores import choose_by_index, choose_by_means
+from tandem.compute.block_scores import attend_to_compressed, choose_by_index, choose_by_means
 from tandem.compute.block_sparse import ChosenKVBackend, HeadCache
 from tandem.compute.layer_states import TORCH_DTYPES, LayerChosenKV
 from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
@@ -118,6 +118,24 @@ def test_nothing_but_chosen_blocks_is_read(
             wanted = scores.softmax(0) @ step.values[request][seen, own].double()
             bound = 2 * RELATIVE[TORCH_DTYPES[dtype]] * (1 + wanted.abs())
             assert ((out[row, head].double() - wanted).abs() <= bound).all()
+
+
+def test_an_infinite_compressed_value_reaches_no_query_that_does_not_see_it() -> None:
+    """Such as that of draft tokens, which are then rejected."""
+    span, length, context, asked = 8, 16, 48, 20
+    spec = ChosenKVSpec(KV_HEADS, WIDTH, "float32", summaries=(COMPRESSED_KEYS, COMPRESSED_VALUES), span=span)
+    kv = Arena(build_layout([spec], BLOCK_SIZE), 4, CPU).layers[0]
+    assert isinstance(kv, LayerChosenKV)
+    for seed, name in enumerate(kv.summaries):
+        kv.summary(name).copy_(normal(seed, *kv.summary(name).shape, dtype=torch.float32))
+    batch = QueryBatch.of(batch_of([(context, asked)], torch.tensor([[1, 2, 3]], dtype=torch.int32)))
+    queries = normal(5, asked, HEADS, WIDTH, dtype=torch.float32)
+    wanted, _ = attend_to_compressed(queries, kv, batch, BlockChoice(16, 2), scale=0.2, length=length)
+    harmful = 5  # the sixth, which ends at the last token
+    kv.summary(COMPRESSED_VALUES)[1 + harmful * span // BLOCK_SIZE, :, harmful * span % BLOCK_SIZE // span] = math.inf
+    found, _ = attend_to_compressed(queries, kv, batch, BlockChoice(16, 2), scale=0.2, length=length)
+    assert not found[-1].isfinite().any()
+    torch.testing.assert_close(found[:-1], wanted[:-1])
 
 
 def test_of_equal_scores_the_earliest_blocks_are_chosen() -> None:

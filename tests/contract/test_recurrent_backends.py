@@ -162,6 +162,21 @@ def test_any_cut_equals_the_recurrence(backend_name: str, form: Form, cuts: tupl
     torch.testing.assert_close(matrices_of(state, [LAST_BLOCK + 1])[0].double(), last, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend_name", ["reference", "native", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", Form)
+def test_an_infinite_value_reaches_no_earlier_token(backend_name: str, form: Form) -> None:
+    """Such as that of a draft token, which is then rejected."""
+    state, params, backend, harmful = state_of(), params_of(form), backend_of(backend_name), 21
+    inputs = inputs_of(form, 0, 30)
+    expected, _ = recurrence(inputs, params)
+    inputs.v[harmful] = torch.inf
+    batch = backend.prepare(batch_of(0, 30), state, ())
+    with np.errstate(invalid="ignore"):  # NOTE: the interpreter's numbers are NumPy's
+        out = backend.recur(inputs, params, state, batch)
+    torch.testing.assert_close(out[:harmful].double(), expected[:harmful], rtol=1e-4, atol=1e-4)
+    assert not out[harmful:].isfinite().flatten(1).all(1).any()
+
+
 @pytest.mark.parametrize("backend_name", ["native", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", Form)
 def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, form: Form) -> None:

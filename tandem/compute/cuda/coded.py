@@ -14,7 +14,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation
 from tandem.compute.codes import CodedMatrix
-from tandem.compute.cuda.halves import SPLIT, Tables, halved, refusal, span_of, value_form
+from tandem.compute.cuda.halves import SPLIT, Tables, halved, refusal, span_of, sum_span_of, value_form
 from tandem.compute.order import Order
 
 KERNELS = "tandem.compute.cuda.triton_coded"  # imported when first used, since it needs triton
@@ -102,12 +102,12 @@ class CodedProducts:
         packed = self.pack(matrix) if matrix.order is Order.ROWS else matrix
         x = x if packed.permutation is None else x.index_select(1, packed.permutation)
         assert x.stride(1) == 1, x.stride()
-        (num_tokens, inputs), num_outputs, span = x.shape, matrix.shape[0], span_of(packed)
+        (num_tokens, inputs), num_outputs = x.shape, matrix.shape[0]
         num_splits = -(-inputs // SPLIT)
         is_split = num_splits_of(num_tokens, inputs) > 1
-        partials = torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=x.device)
-        partials = partials if is_split else partials[:0]
-        sums = x if packed.offsets is None else self.sums(x, min(span, packed.group_size))
+        shape = (num_splits if is_split else 0, num_tokens, num_outputs)
+        partials = torch.empty(shape, dtype=torch.float32, device=x.device)
+        sums = x if packed.offsets is None else self.sums(x, sum_span_of(packed))
         tokens = FEW_TOKENS if num_tokens <= FEW_TOKENS else MANY_TOKENS
         grid = -(-num_outputs // TILE_OUTPUTS), -(-num_tokens // tokens), num_splits if is_split else 1
         self._kernels.coded_kernel[grid](

@@ -22,7 +22,7 @@ from tandem.compute.cuda.coded import (
     CodedProducts,
     product_options,
 )
-from tandem.compute.cuda.halves import FLOATS, SPLIT, refusal, span_of
+from tandem.compute.cuda.halves import FLOATS, SPLIT, refusal, sum_span_of
 from tandem.compute.ops import ExpertWeights, Matrix, Numbers
 from tandem.compute.order import Order
 
@@ -110,7 +110,7 @@ class TritonExperts:
         assert x.stride(1) == 1, x.stride()
         sums = x
         if isinstance(matrix, CodedMatrix) and matrix.offsets is not None:
-            sums = self._products.sums(x, min(span_of(matrix), matrix.group_size))
+            sums = self._products.sums(x, sum_span_of(matrix))
         pairs = FEW_TOKENS if num_pairs <= FEW_TOKENS * num_experts else MANY_TOKENS
         num_tiles = num_pairs // pairs + min(num_experts, num_pairs)
         outputs, inputs = _shape(matrix)

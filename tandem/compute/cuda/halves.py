@@ -41,6 +41,12 @@ def span_of(matrix: CodedMatrix) -> int:
     return max(group, 2 * _LEAST_GROUP) if matrix.kind is CodeKind.TABLE4 else group
 
 
+def sum_span_of(matrix: CodedMatrix) -> int:
+    """Number of inputs, a power of two, whose sum is multiplied by an offset: a span, or its part that has its own."""
+    span = span_of(matrix)
+    return span if matrix.group_size >= matrix.shape[1] else min(span, matrix.group_size)
+
+
 def halved(matrix: CodedMatrix) -> CodedMatrix:
     """A matrix of `Order.ROWS`, packed for the kernels; on the meta device only the shapes are computed."""
     if matrix.kind is not CodeKind.TABLE4:

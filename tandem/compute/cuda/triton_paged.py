@@ -4,6 +4,8 @@ Every kernel reads exactly the tokens that some query of its tile sees, never fr
 query's arithmetic depends on its own request only (tiles and splits start at fixed positions), never on the rest of the
 batch. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 
+NOTE: prefill multiplies values that some rows of a tile do not see by 0, which is NaN for infinite ones.
+
 Parameters are as in `AttentionBatch` and `AttentionParams` (window and softcap 0 = none). GROUP is the number of query
 heads per KV head; a tile has M rows (those heads, in prefill of several tokens), N positions and D numbers of a head.
 Maths: online softmax as in FlashAttention (Dao et al. 2022, algorithm 1), in base 2; flash-decoding's split reduction.

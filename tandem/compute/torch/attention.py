@@ -12,6 +12,7 @@ from tandem.architecture.state import KVSpec
 from tandem.compute.attention import AttentionParams
 from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
+from tandem.compute.visible_sums import visible_sums
 
 
 class ReferenceBackend:
@@ -61,9 +62,7 @@ def _attend_one(
     values = _gather(kv.values, blocks, seq_len - first, group, compute)
     visible = _visible(first_query, query_len, first, seq_len, params.window, queries.device)
     weights = _weights(queries.to(compute), keys, visible, params)
-    # NOTE: an invisible row may hold anything, NaN included, and 0 * NaN is NaN.
-    values = values.where(visible.any(0)[:, None], torch.zeros((), dtype=compute, device=values.device))
-    return torch.einsum("hqk,hkd->qhd", weights, values).to(queries.dtype)
+    return visible_sums(weights, values, visible).transpose(0, 1).to(queries.dtype)
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int, group: int, dtype: torch.dtype) -> torch.Tensor:

@@ -126,9 +126,19 @@ class _Terms:
             mutual = _decayed_products(k, k, decay).tril(-1) * self.beta.T.unsqueeze(2)
             eye = torch.eye(mutual.shape[1], device=mutual.device)
             added = torch.linalg.solve_triangular(mutual + eye, added, upper=False, unitriangular=True)
+        if len(self.v) > 1 and not added.isfinite().all():  # NOTE: 0 times what a later token adds is NaN then
+            return self._one_by_one(before)
         read = torch.einsum("htc,hrc->htr", q * decayed, before) + _decayed_products(q, k, decay).tril() @ added
         after = before * decayed[:, -1:] + torch.einsum("htr,htc->hrc", added, k * decay[:, -1])
         return after, read.transpose(0, 1)
+
+    def _one_by_one(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `chunk`, each token by itself, so that it reads nothing of later ones."""
+        read = []
+        for token in range(len(self.v)):
+            before, out = self.part(token, token + 1).chunk(before)
+            read.append(out)
+        return before, torch.cat(read)
 
 
 def _decay(log_decay: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Share of a GPU's memory that a worker takes for KV."""
+"""The device of a worker, and its share of a GPU's memory for KV."""
 
 import pytest
 import torch
 
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.engine.resolve import default_kv_cache_bytes
+from tandem.engine.resolve import default_kv_cache_bytes, resolve_device
 
 GIB = 1 << 30
 GPU = torch.device("cuda:0")
@@ -35,3 +35,12 @@ def test_kv_takes_what_a_workers_share_of_a_gpu_leaves(
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigurationError, match="gpu_memory_utilization"):
         EngineConfig("m", gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:01", "cuda:\u0663", "cuda:1:0", "cpu:0", "gpu"])
+def test_a_device_of_no_form_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Names that PyTorch cannot read, too."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert [str(resolve_device(each)) for each in ("cpu", "cuda", "cuda:7")] == ["cpu", "cuda", "cuda:7"]
+    with pytest.raises(ConfigurationError, match="use auto, cpu, cuda or cuda:N"):
+        resolve_device(name)

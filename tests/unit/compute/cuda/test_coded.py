@@ -88,6 +88,32 @@ def test_no_bit_depends_on_the_number_of_rows(name: str) -> None:
         assert torch.equal(kernels.coded_linear(x[3:20], matrix), whole[3:20])
 
 
+@pytest.mark.parametrize("kind", [CodeKind.INT8, CodeKind.TABLE4])
+def test_one_zero_point_may_belong_to_fewer_inputs_than_a_span(kernels: TritonKernels, kind: CodeKind) -> None:
+    """Their number is no power of two."""
+    check(kernels, random_coded(kind, (5, 90), 90, offsets=HALF), normal(1, 2, 90, dtype=FLOAT32))
+
+
+def test_memory_of_partial_sums_is_taken_for_few_rows_only(
+    kernels: TritonKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows with rows times splits: of a long prompt it would be gigabytes."""
+    empty, sizes = torch.empty, list[int]()
+
+    def recorded(*shape: Any, **options: Any) -> torch.Tensor:
+        made = empty(*shape, **options)
+        sizes.append(made.untyped_storage().nbytes())
+        return made
+
+    matrix = kernels.pack_coded(coded("int8 by channel", (3, 1056)))
+    for num_rows, num_splits in ((64, 2), (65, 0)):
+        sizes.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", recorded)
+            kernels.coded_linear(normal(0, num_rows, 1056, dtype=FLOAT32), matrix)
+        assert sorted(sizes) == sorted([num_rows * 3 * 4, num_splits * num_rows * 3 * 4])
+
+
 @pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
 def test_gated_products_match_float64(kernels: TritonKernels, activation: Any) -> None:
     check_gated_products(kernels, CodeKind.TABLE4, BFLOAT16, activation)
