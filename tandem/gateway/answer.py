@@ -117,13 +117,13 @@ class _Exchange:
                     with self._gateway.admission.place() as free:
                         await self._serve(body, free)
             except (TandemError, TimeoutError) as error:
-                self._close("error", str(error) or "timeout")
+                self._close("error", str(error) or "timeout", problem_for(error).message)
                 await self.refuse(error)
             except asyncio.CancelledError:
-                self._close("abort", "the client left")
+                self._close("abort", "the client left", "the client left")
                 raise
             except Exception as error:  # the edge of a request: its client must be told, and the log
-                self._close("error", f"{type(error).__name__}: {error}")
+                self._close("error", f"{type(error).__name__}: {error}", problem_for(error).message)
                 _logger.exception("request %s failed by a bug", self._request_id)
                 await self.refuse(error)
             finally:
@@ -271,10 +271,10 @@ class _Exchange:
             asked, max_model_len, is_anthropic=self._is_anthropic, was_heard=lambda: self._has_begun
         )
 
-    def _close(self, state: str, error: str | None) -> None:
+    def _close(self, state: str, error: str, problem: str) -> None:
         if self._record is not None:
             self._bill.close(self._record.ends, is_abort=state == "abort", was_heard=self._has_begun)
-            self._record.close(state, error)
+            self._record.close(state, error, problem)
             self._gateway.tracing.export_stages(self._record.stages(), self._span.traceparent)
 
     def _finish_span(self, asked: ParsedRequest, record: RequestRecord) -> None:
