@@ -62,7 +62,9 @@ def test_white_space_beside_a_call_is_no_block() -> None:
 
 def test_a_whole_answer_has_the_blocks_of_its_stream() -> None:
     """The bug: all text came before the calls."""
-    calls = [[CallBegun(index, f"call_{index}", "f"), CallArguments(index, "{}")] for index in range(2)]
+    calls: list[list[Part]] = [
+        [CallBegun(index, f"call_{index}", "f"), CallArguments(index, "{}")] for index in range(2)
+    ]
     parts: list[Part] = [Thought("t"), ContentText("a"), *calls[0], ContentText("b"), *calls[1]]
     content = whole(ChoiceResult(5, True, parts=parts))["content"]
     shown = [[block["type"], block.get("thinking", block.get("text", "{}"))] for block in content]
