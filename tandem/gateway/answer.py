@@ -130,7 +130,12 @@ class _Exchange:
                 self._stop_pings()
 
     async def refuse(self, error: BaseException) -> None:
-        """Reports an error: as an HTTP status before the response has begun, else as an error event."""
+        """Reports an error: as an HTTP status before the response has begun, else as an error event.
+
+        NOTE: does nothing once the answer was sent, as when the time is up while a worker's stream is being closed.
+        """
+        if self.has_ended:
+            return
         problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code, problem.status, has_arrived=self._has_arrived)
         give_up_unread(self._scope)

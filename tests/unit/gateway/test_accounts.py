@@ -454,6 +454,7 @@ def test_a_tenant_is_not_shown_what_errors_say_to_operators(tmp_path: Path) -> N
         sent = bearer(secret) | {"x-request-id": "mine"}
         said = (await client.post("/v1/completions", json=COMPLETION, headers=sent)).json()["error"]["message"]
         own, whole = [(await client.get("/admin/requests/mine", headers=bearer(key))).json() for key in (secret, admin)]
+        assert worker.server is not None
         address = worker.server.address
         assert address in str(whole)
         assert address not in str(own)
