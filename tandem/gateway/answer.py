@@ -7,7 +7,7 @@ without an error.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
 from tandem.core.machine import wall_s
+from tandem.core.pins import Pin
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import Body, ClientLeftError, wait_until_left
@@ -104,6 +105,7 @@ class _Exchange:
         self.has_ended = False
         self._asked: ParsedRequest | None = None
         self._pins: PromptPins | None = None
+        self._noted: Sequence[Pin] | None = None  # granted pins that were recorded
         self._record: RequestRecord | None = None
         self._span = Span(None)
         self._said_s = 0.0
@@ -229,10 +231,14 @@ class _Exchange:
             await self._note_pins(asked)
 
     async def _note_pins(self, asked: ParsedRequest) -> None:
-        """Records the granted pins once the worker has reported them, even if the request fails later."""
-        if self._pins is not None and asked.results[0].granted is not None:
-            pins, self._pins = self._pins, None
-            await self._gateway.keep_pins(pins, asked)
+        """Records the granted pins once a worker has reported them, even if the request fails later.
+
+        NOTE: a worker that continues the request may grant others.
+        """
+        granted = asked.results[0].granted
+        if self._pins is not None and granted is not None and granted != self._noted:
+            self._noted = granted
+            await self._gateway.keep_pins(self._pins, asked)
 
     async def _end(self, asked: ParsedRequest, record: RequestRecord) -> None:
         """Sends the last events of a stream, or the whole body."""
