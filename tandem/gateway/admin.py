@@ -53,7 +53,7 @@ def find_request(gateway: Gateway, request_id: str, caller: Caller) -> dict[str,
     for prefix in ("", "chatcmpl-", "cmpl-", "msg_"):
         record = gateway.history.find(request_id.removeprefix(prefix))
         if record is not None and (caller.is_operator or record.tenant == caller.tenant):
-            return record.as_json()
+            return record.as_json(is_operator=caller.is_operator)
     raise RequestError(
         f"request {request_id[:128]!r} is unknown here; this gateway keeps its last {DEFAULT_SIZE}",
         status=404,

@@ -7,7 +7,7 @@ without an error.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
 from tandem.core.machine import wall_s
+from tandem.core.pins import Pin
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import Body, ClientLeftError, wait_until_left
@@ -104,6 +105,7 @@ class _Exchange:
         self.has_ended = False
         self._asked: ParsedRequest | None = None
         self._pins: PromptPins | None = None
+        self._noted: Sequence[Pin] | None = None  # granted pins that were recorded
         self._record: RequestRecord | None = None
         self._span = Span(None)
         self._said_s = 0.0
@@ -117,20 +119,25 @@ class _Exchange:
                     with self._gateway.admission.place() as free:
                         await self._serve(body, free)
             except (TandemError, TimeoutError) as error:
-                self._close("error", str(error) or "timeout")
+                self._close("error", str(error) or "timeout", problem_for(error).message)
                 await self.refuse(error)
             except asyncio.CancelledError:
-                self._close("abort", "the client left")
+                self._close("abort", "the client left", "the client left")
                 raise
             except Exception as error:  # the edge of a request: its client must be told, and the log
-                self._close("error", f"{type(error).__name__}: {error}")
+                self._close("error", f"{type(error).__name__}: {error}", problem_for(error).message)
                 _logger.exception("request %s failed by a bug", self._request_id)
                 await self.refuse(error)
             finally:
                 self._stop_pings()
 
     async def refuse(self, error: BaseException) -> None:
-        """Reports an error: as an HTTP status before the response has begun, else as an error event."""
+        """Reports an error: as an HTTP status before the response has begun, else as an error event.
+
+        NOTE: does nothing once the answer was sent, as when the time is up while a worker's stream is being closed.
+        """
+        if self.has_ended:
+            return
         problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code, problem.status, has_arrived=self._has_arrived)
         give_up_unread(self._scope)
@@ -224,10 +231,14 @@ class _Exchange:
             await self._note_pins(asked)
 
     async def _note_pins(self, asked: ParsedRequest) -> None:
-        """Records the granted pins once the worker has reported them, even if the request fails later."""
-        if self._pins is not None and asked.results[0].granted is not None:
-            pins, self._pins = self._pins, None
-            await self._gateway.keep_pins(pins, asked)
+        """Records the granted pins once a worker has reported them, even if the request fails later.
+
+        NOTE: a worker that continues the request may grant others.
+        """
+        granted = asked.results[0].granted
+        if self._pins is not None and granted is not None and granted != self._noted:
+            self._noted = granted
+            await self._gateway.keep_pins(self._pins, asked)
 
     async def _end(self, asked: ParsedRequest, record: RequestRecord) -> None:
         """Sends the last events of a stream, or the whole body."""
@@ -271,10 +282,10 @@ class _Exchange:
             asked, max_model_len, is_anthropic=self._is_anthropic, was_heard=lambda: self._has_begun
         )
 
-    def _close(self, state: str, error: str | None) -> None:
+    def _close(self, state: str, error: str, problem: str) -> None:
         if self._record is not None:
             self._bill.close(self._record.ends, is_abort=state == "abort", was_heard=self._has_begun)
-            self._record.close(state, error)
+            self._record.close(state, error, problem)
             self._gateway.tracing.export_stages(self._record.stages(), self._span.traceparent)
 
     def _finish_span(self, asked: ParsedRequest, record: RequestRecord) -> None:

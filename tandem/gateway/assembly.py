@@ -40,6 +40,7 @@ class Assembled:
         pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: the tools that the answer may call.
+        call_ids: as in `Conversation`.
         is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
         beginning: known beginning for a later conversation that continues this one.
@@ -54,6 +55,7 @@ class Assembled:
     reasoning: Reasoning | None
     skip_special_tokens: bool
     tools: tuple[Tool, ...]
+    call_ids: Collection[str]
     is_call_forced: bool
     is_thinking_open: bool
     beginning: KnownBeginning | None = None
@@ -91,7 +93,10 @@ class Assembled:
 
     def _new_parser(self) -> AnswerParser:
         return self.model.answers.parser(
-            tools=self.tools, is_thinking_open=self.is_thinking_open, is_forced=self.is_call_forced
+            tools=self.tools,
+            is_thinking_open=self.is_thinking_open,
+            used_ids=self.call_ids,
+            is_forced=self.is_call_forced,
         )
 
 
@@ -161,6 +166,7 @@ async def assemble(
         reasoning=reasoning,
         skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or answers.thinking is not None)),
         tools=asked.tools,
+        call_ids=asked.call_ids,
         is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
         beginning=None if isinstance(rest, str) else resumable.next_beginning(prompt, encoded, rest, num_pinned),

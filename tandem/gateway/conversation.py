@@ -3,7 +3,7 @@
 Plain values. Dialects translate their bodies into this; `assembly` turns it into tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -104,6 +104,7 @@ class Conversation:
         variables: further variables of the template.
         documents: for templates that take them.
         breakpoints: in the order of their places.
+        call_ids: ids of its calls, which no call of the answer gets again.
         add_special_tokens: whether the tokenizer adds special tokens, such as a bos, to the rendered text.
         is_continued: the answer continues the last message, which is the assistant's.
     """
@@ -116,5 +117,6 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     documents: tuple[Mapping[str, Any], ...] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
+    call_ids: Collection[str] = ()
     add_special_tokens: bool = False
     is_continued: bool = False

@@ -36,6 +36,8 @@ class RequestRecord:
         started_s: wall-clock time.
         kind: of the dialect, such as chat.
         state: running, or as given to `close`.
+        error: the error that ended it, for operators.
+        problem: the same as its client was told.
         ends: ends of its choices, by index.
         workers: ids of the decode workers that served it, in order.
     """
@@ -51,6 +53,7 @@ class RequestRecord:
     num_choices: int = 0
     duration_s: float | None = None
     error: str | None = None
+    problem: str | None = None
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     workers: list[str] = field(default_factory=list)
     _began_s: float = field(init=False)
@@ -67,10 +70,10 @@ class RequestRecord:
             self._own.append(stage)
             self._count.num_parts += 1
 
-    def close(self, state: str, error: str | None = None) -> None:
+    def close(self, state: str, error: str | None = None, problem: str | None = None) -> None:
         """Marks the request as ended; only the first call has an effect."""
         if self.state == "running":
-            self.state, self.error = state, error
+            self.state, self.error, self.problem = state, error, problem
             self.duration_s = self.clock.now_s() - self._began_s
 
     def add_early(self, index: int, stages: Sequence[Stage]) -> None:
@@ -123,15 +126,17 @@ class RequestRecord:
             if is_stage:
                 self.add(Stage(name, PROCESS, start_s, self.clock.now_s() - began_s, attributes))
 
-    def as_json(self) -> dict[str, Any]:
-        """The record as operators see it."""
+    def as_json(self, *, is_operator: bool = True) -> dict[str, Any]:
+        """The record. `is_operator`: with errors of processes, which may name addresses; else only with its client's
+        own.
+        """
         ends = [self.ends[index] for index in sorted(self.ends)]
         return {
             "request_id": self.request_id,
             "model": self.model,
             "kind": self.kind,
             "state": self.state,
-            "error": self.error,
+            "error": self.error if is_operator else self.problem,
             "started_s": self.started_s,
             "duration_s": self.duration_s,
             "ttft_s": min((end.ttft_s for end in ends if end.ttft_s is not None), default=None),
@@ -141,8 +146,8 @@ class RequestRecord:
             "prompt_tokens": sum(end.num_prompt_tokens for end in ends),
             "output_tokens": sum(end.num_output_tokens for end in ends),
             "cached_tokens": sum(end.metrics.num_cached_tokens for end in ends if end.metrics is not None),
-            "choices": [_end_as_json(end) for end in ends],
-            "stages": [_stage_as_json(stage) for stage in self.stages()],
+            "choices": [_end_as_json(end, is_operator=is_operator) for end in ends],
+            "stages": [_stage_as_json(stage, is_operator=is_operator) for stage in self.stages()],
         }
 
 
@@ -187,16 +192,17 @@ def _of_choice(stage: Stage, index: int) -> Stage:
     return Stage(stage.name, stage.process, stage.start_s, stage.duration_s, {**stage.attributes, "choice": index})
 
 
-def _stage_as_json(stage: Stage) -> Mapping[str, Any]:
-    return asdict(stage)
+def _stage_as_json(stage: Stage, *, is_operator: bool) -> Mapping[str, Any]:
+    shown = {name: value for name, value in stage.attributes.items() if is_operator or name != "error"}
+    return {**asdict(stage), "attributes": shown}
 
 
-def _end_as_json(end: ChoiceEnd) -> Mapping[str, Any]:
+def _end_as_json(end: ChoiceEnd, *, is_operator: bool) -> Mapping[str, Any]:
     metrics = end.metrics
     return {
         "index": end.index,
         "finish_reason": end.reason,
-        "error": end.error,
+        "error": end.error if is_operator else None,
         "prompt_tokens": end.num_prompt_tokens,
         "output_tokens": end.num_output_tokens,
         "cached_tokens": 0 if metrics is None else metrics.num_cached_tokens,

@@ -1,7 +1,8 @@
 """Parts of an answer, in every dialect: thinking, text and tool calls, in the order they arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 
@@ -46,6 +47,25 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str = ""
+
+
+WholePart = Thought | ContentText | ToolCall
+
+
+def whole_parts(parts: Iterable[Part]) -> list[WholePart]:
+    """Parts of an answer that has ended, in order: neighbouring texts as one, and calls with their arguments."""
+    found: list[WholePart] = []
+    call = ToolCall("", "")
+    for group in (list(group) for _, group in groupby(parts, type)):
+        for part in group:
+            if isinstance(part, CallBegun):
+                found.append(call := ToolCall(part.call_id, part.name))
+        text = "".join(part.text for part in group if not isinstance(part, CallBegun))
+        if isinstance(group[0], CallArguments):
+            call.arguments += text
+        elif text:
+            found.append(Thought(text) if isinstance(group[0], Thought) else ContentText(text))
+    return found
 
 
 class AnswerParser(Protocol):

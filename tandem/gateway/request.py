@@ -16,13 +16,13 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.parts import (
     AnswerParser,
-    CallArguments,
     CallBegun,
     ContentText,
     Part,
     PlainParser,
     Thought,
     ToolCall,
+    whole_parts,
 )
 from tandem.gateway.prompt_split import LivePins, PromptSplit, split_prompt
 
@@ -99,6 +99,7 @@ class ChoiceResult:
         live: prefixes that earlier requests' pins keep.
         is_prompt_only: only the prompt is wanted; the one token generated with it is dropped.
         is_computed: the prompt was computed, since a token has arrived.
+        parts: the answer's parts in order, where it is kept.
     """
 
     num_prompt_tokens: int
@@ -113,9 +114,7 @@ class ChoiceResult:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -124,11 +123,15 @@ class ChoiceResult:
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return "".join(part.text for part in self.parts if isinstance(part, ContentText))
 
     @property
     def thought(self) -> str:
-        return "".join(self.thoughts)
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [part for part in whole_parts(self.parts) if isinstance(part, ToolCall)]
 
     @property
     def split(self) -> PromptSplit:
@@ -184,16 +187,7 @@ class ChoiceResult:
                 self.reasoning.observe(token_id)
 
     def _keep(self, update: ChoiceUpdate) -> None:
-        for part in update.parts:
-            match part:
-                case ContentText():
-                    self.texts.append(part.text)
-                case Thought():
-                    self.thoughts.append(part.text)
-                case CallBegun():
-                    self.calls.append(ToolCall(part.call_id, part.name))
-                case CallArguments():
-                    self.calls[part.index].arguments += part.text
+        self.parts += update.parts
         self.token_ids += update.token_ids
         self.logprobs += update.logprobs or ()
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs

@@ -70,6 +70,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
         output_format=read_format(body),
         thinking=Thinking(Effort.NONE) if is_continued else asked.thinking,
         breakpoints=points.points,
+        call_ids=writer.call_ids,
         is_continued=is_continued,
     )
     return ParsedPrompt(conversation, asked, resume_turn)

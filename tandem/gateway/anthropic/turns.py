@@ -119,6 +119,11 @@ class TurnWriter:
                 self.write_texts("system", turn.texts)
         self._close()
 
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """Ids of all calls, without this API's prefix."""
+        return frozenset(map(_bare, self._names))
+
     def number_of(self, turn: int) -> int:
         """Index of the first message that was written for turn number `turn`."""
         return self._numbers[turn][0]

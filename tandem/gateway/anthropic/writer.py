@@ -16,7 +16,16 @@ from tandem.gateway.anthropic.thinking import Signature
 from tandem.gateway.anthropic.turns import OUR_IDS
 from tandem.gateway.anthropic.usage import stop_of, usage_of
 from tandem.gateway.errors import Problem
-from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
+from tandem.gateway.parts import (
+    CallArguments,
+    CallBegun,
+    ContentText,
+    Part,
+    Thought,
+    ToolCall,
+    WholePart,
+    whole_parts,
+)
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
@@ -69,18 +78,20 @@ class MessageWriter:
         return frame({"type": "message_start", "message": message})
 
     def _content(self) -> list[dict[str, Any]]:
-        result = self._result
-        blocks: list[dict[str, Any]] = []
-        if result.thought:
-            shown = result.thought if self._shows_thinking else ""
-            blocks.append({"type": "thinking", "thinking": shown, "signature": Signature(result.thought).value})
-        calls = [
-            {"type": "tool_use", "id": call_id(call.call_id), "name": call.name, "input": _object(call.arguments)}
-            for call in result.calls
-        ]
-        if result.text.strip() or not (blocks or calls):
-            blocks.append({"type": "text", "text": result.text, "citations": None})
-        return blocks + calls
+        """The blocks, in order. White space beside other blocks is no block; an answer without any is one text."""
+        blocks = [self._block(part) for part in whole_parts(self._result.parts) if not _is_blank(part)]
+        return blocks or [{"type": "text", "text": self._result.text, "citations": None}]
+
+    def _block(self, part: WholePart) -> dict[str, Any]:
+        match part:
+            case Thought():
+                shown = part.text if self._shows_thinking else ""
+                return {"type": "thinking", "thinking": shown, "signature": Signature(part.text).value}
+            case ContentText():
+                return {"type": "text", "text": part.text, "citations": None}
+            case ToolCall():
+                own = {"id": call_id(part.call_id), "name": part.name}
+                return {"type": "tool_use", **own, "input": _object(part.arguments)}
 
 
 class _BlockStream:
@@ -149,6 +160,10 @@ class _BlockStream:
         if kind == "thinking":
             signed = self._delta({"type": "signature_delta", "signature": self._signature.value})
         return signed + frame({"type": "content_block_stop", "index": self._next_index - 1})
+
+
+def _is_blank(part: WholePart) -> bool:
+    return isinstance(part, ContentText) and not part.text.strip()
 
 
 def call_id(own: str) -> str:

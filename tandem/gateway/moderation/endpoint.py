@@ -42,6 +42,8 @@ class ModerationEndpoint:
             answer = await self._client.post(self._url, json={"input": text})
             answer.raise_for_status()
             results = orjson.loads(answer.content)["results"]
+            if not results:
+                raise LookupError("results is empty")
             return next((_verdict(result) for result in results if result["flagged"]), ModerationVerdict())
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             _logger.error("the moderation endpoint %s gave no verdict: %r", self._url, error)

@@ -112,6 +112,7 @@ class ChatDialect:
             variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
             documents=tuple(asked.documents or ()),
             breakpoints=tuple(moved(point, 1, num_left_out) for point in reader.breakpoints),
+            call_ids=frozenset(reader.call_ids),
             add_special_tokens=bool(asked.add_special_tokens),
             is_continued=bool(asked.continue_final_message),
         )

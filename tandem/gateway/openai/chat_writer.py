@@ -120,11 +120,12 @@ def _delta(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _message(result: ChoiceResult) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
-    if result.reasoning is not None or result.thoughts:
-        message["reasoning"] = message["reasoning_content"] = result.thought or None
-    if result.calls:
+    thought, calls = result.thought, result.calls
+    if result.reasoning is not None or thought:
+        message["reasoning"] = message["reasoning_content"] = thought or None
+    if calls:
         message["content"] = result.text or None
-        message["tool_calls"] = [_call(call) for call in result.calls]
+        message["tool_calls"] = [_call(call) for call in calls]
     return message
 
 

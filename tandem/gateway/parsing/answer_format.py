@@ -3,7 +3,7 @@
 Immutable and safe to share; each parser that it makes belongs to one answer.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.reasoning import Reasoning
@@ -70,15 +70,15 @@ class AnswerFormat:
         *,
         tools: Sequence[Tool],
         is_thinking_open: bool,
-        call_ids: Iterator[str] | None = None,
+        used_ids: Collection[str] = (),
         is_forced: bool = False,
     ) -> AnswerParser:
-        """A parser for one answer. `tools`: those it may call; `call_ids`: ids for its calls, in order; `is_forced`:
-        its grammar admits only calls.
+        """A parser for one answer. `tools`: those it may call; `used_ids`: ids of earlier calls; `is_forced`: its
+        grammar admits only calls.
         """
         inner: AnswerParser = PlainParser()
         if self.tools is not None and tools:
-            inner = self.tools.parser(tools, call_ids or self.tools.ids())
+            inner = self.tools.parser(tools, self.tools.ids(), used_ids)
             inner = CallsOnlyParser(inner) if is_forced else inner
         if self.thinking is None:
             return inner

@@ -3,7 +3,7 @@
 The parser's base class `ToolParser` emits all other text; `tool_format` describes the methods of the format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.conversation import Tool
@@ -46,8 +46,8 @@ class HermesFormat:
     name: str = "hermes"
     markers: tuple[str, ...] = (START, END)
 
-    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        return HermesParser(tools, ids)
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str], used_ids: Collection[str] = ()) -> AnswerParser:
+        return HermesParser(tools, ids, used_ids)
 
     def ids(self) -> Iterator[str]:
         return call_ids("call_", 24)

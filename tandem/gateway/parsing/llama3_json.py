@@ -4,7 +4,7 @@ The parser's base class `ToolParser` emits all other text; `tool_format` describ
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.conversation import Tool
@@ -55,8 +55,8 @@ class LlamaJsonFormat:
     markers: tuple[str, ...] = (TAG,)
     is_parallel: bool = True
 
-    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        return LlamaJsonParser(tools, ids, MAX_CALLS if self.is_parallel else 1)
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str], used_ids: Collection[str] = ()) -> AnswerParser:
+        return LlamaJsonParser(tools, ids, used_ids, MAX_CALLS if self.is_parallel else 1)
 
     def ids(self) -> Iterator[str]:
         return call_ids("call_", 24)

@@ -4,7 +4,7 @@ The parser's base class `ToolParser` emits all other text; `tool_format` describ
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.conversation import Tool
@@ -115,8 +115,8 @@ class PythonicFormat:
     name: str = "llama_pythonic"
     markers: tuple[str, ...] = (START, END)
 
-    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        return PythonicParser(tools, ids)
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str], used_ids: Collection[str] = ()) -> AnswerParser:
+        return PythonicParser(tools, ids, used_ids)
 
     def ids(self) -> Iterator[str]:
         return call_ids("call_", 24)

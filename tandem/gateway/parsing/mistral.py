@@ -5,7 +5,7 @@ their templates accept only call ids of nine letters or digits.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.conversation import Tool
@@ -97,8 +97,8 @@ class MistralFormat:
     is_named: bool = False
     has_ids: bool = False
 
-    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        return MistralParser(tools, ids)
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str], used_ids: Collection[str] = ()) -> AnswerParser:
+        return MistralParser(tools, ids, used_ids)
 
     def ids(self) -> Iterator[str]:
         return call_ids("", 9)

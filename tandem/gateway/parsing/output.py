@@ -4,7 +4,7 @@ Invariant: white space beside a call is markup and dropped; all other text is em
 turned back into text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 from tandem.gateway.parsing.source import Malformed
@@ -20,10 +20,16 @@ class Overlong(Malformed):
 
 
 class AnswerOutput:
-    """Collects the parts of one answer; holds white space that may be markup. `call_ids`: ids of calls, in order."""
+    """Collects the parts of one answer; holds white space that may be markup.
 
-    def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
+    Args:
+        call_ids: ids of calls, in order.
+        used_ids: ids that no call gets.
+    """
+
+    def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS, used_ids: Collection[str] = ()) -> None:
         self._call_ids = call_ids
+        self._used_ids = set(used_ids)
         self._max_calls = max_calls
         self._parts: list[Part] = []
         self._spaces: list[str] = []
@@ -50,10 +56,13 @@ class AnswerOutput:
         self._spaces.clear()
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Begins a call."""
+        """Begins a call. NOTE: a model may write the id of another call, as it has seen it in the conversation."""
         assert self.has_room
         self._spaces.clear()
-        self._parts.append(CallBegun(self.num_calls, call_id or next(self._call_ids), name))
+        if call_id is None or call_id in self._used_ids:
+            call_id = next(self._call_ids)
+        self._used_ids.add(call_id)
+        self._parts.append(CallBegun(self.num_calls, call_id, name))
         self._is_after_call = True
         self._num_argued = 0
         self.num_calls += 1

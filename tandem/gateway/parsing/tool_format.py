@@ -2,7 +2,7 @@
 `answer_grammar` the grammar rules of its calls.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from tandem.gateway.conversation import Tool
@@ -22,8 +22,10 @@ class ToolFormat(Protocol):
         """Texts around calls; they may be special tokens."""
         ...
 
-    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        """A parser for one answer. A call of a name that is not among `tools` is text."""
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str], used_ids: Collection[str] = ()) -> AnswerParser:
+        """A parser for one answer. A call of a name that is not among `tools` is text. No call gets one of `used_ids`,
+        or the id of another call of the answer.
+        """
         ...
 
     def ids(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ raises, whatever the model wrote; no text is lost except the marks around calls.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 
 from tandem.gateway.conversation import Tool
@@ -27,10 +27,16 @@ class ToolCallEnding(Enum):
 class ToolParser(ABC):
     """An `AnswerParser`; each family's `_answer` finds its calls. `max_calls`: further calls are emitted as text."""
 
-    def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        call_ids: Iterator[str],
+        used_ids: Collection[str] = (),
+        max_calls: int = MAX_CALLS,
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._source = UnreadText()
-        self._output = AnswerOutput(call_ids, max_calls)
+        self._output = AnswerOutput(call_ids, max_calls, used_ids)
         self._reading = self._whole()
 
     def feed(self, text: str) -> Sequence[Part]:

@@ -444,6 +444,26 @@ def test_each_tenant_sees_its_own_requests_only(tmp_path: Path) -> None:
     tell(tmp_path, story, accounts=str(tmp_path / "a.db"))
 
 
+def test_a_tenant_is_not_shown_what_errors_say_to_operators(tmp_path: Path) -> None:
+    """The bug: the timeline of a tenant's request had the addresses of workers, and the messages of bugs."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (_, secret), (_, admin) = await add_key(cluster), await add_key(cluster, is_admin=True)
+        (worker,) = cluster.workers
+        worker.end_early_at, worker.lifecycle = 3, "draining"
+        sent = bearer(secret) | {"x-request-id": "mine"}
+        said = (await client.post("/v1/completions", json=COMPLETION, headers=sent)).json()["error"]["message"]
+        own, whole = [(await client.get("/admin/requests/mine", headers=bearer(key))).json() for key in (secret, admin)]
+        assert worker.server is not None
+        address = worker.server.address
+        assert address in str(whole)
+        assert address not in str(own)
+        assert (own["error"], own["state"]) == (said, whole["state"])
+        assert [stage["name"] for stage in own["stages"]] == [stage["name"] for stage in whole["stages"]]
+
+    tell(tmp_path, story, accounts=str(tmp_path / "a.db"), num_workers=1, failover_timeout_s=0.1)
+
+
 _TENANTS = {"a": "acme", "same": "acme", "b": "other"}
 
 

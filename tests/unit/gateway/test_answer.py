@@ -218,6 +218,29 @@ def test_a_request_that_takes_too_long_is_ended_and_says_so(tmp_path: Path) -> N
     tell(tmp_path, story, request_timeout_s=0.2)
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_time_that_is_up_after_an_answer_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stream: bool
+) -> None:
+    """The bug: while a worker's stream was being closed, it was counted as a timeout and logged as a bug."""
+    monkeypatch.setattr(serving, "LINGER_S", 3600.0)
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker, body = cluster.workers[0], CHAT | {"stream": is_stream}
+        worker.is_slow_to_leave = True
+        answer, num_late = await client.post("/v1/chat/completions", json=body), 0
+        while answer.status_code == 504:
+            cluster.gateway.gateway.request_timeout_s *= 2
+            answer, num_late = await client.post("/v1/chat/completions", json=body), num_late + 1
+        await eventually(lambda: worker.num_open == 0)
+        await eventually(lambda: not any(task.get_name() == "exchange" for task in asyncio.all_tasks()))
+        metrics = (await client.get("/metrics")).text
+        assert ('rejected_total{reason="timeout"}' in metrics) == (num_late > 0)
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+    tell(tmp_path, story, num_workers=1, request_timeout_s=0.5)
+
+
 async def read_all(connection: socket.socket) -> bytes:
     """Until its end."""
     found = b""

@@ -15,11 +15,19 @@ from tandem.gateway.dialect import Dialect, DialectContext, ParsedRequest
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.openai.responses.dialect import ResponsesDialect
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore
+from tandem.gateway.parts import CallBegun
 from tests.helpers.tokenizers import CHAT_TEMPLATE
 from tests.unit.gateway.test_known_conversations import DEMO, context_of, text
 from tests.unit.text.turn_templates import CARRIED, LAST_QUESTION, MACROS
 
 TEMPLATES = {"demo": DEMO, "plain": CHAT_TEMPLATE, "last question": LAST_QUESTION, "macros": MACROS, "carried": CARRIED}
+WITH_IDS = """\
+{%- if tools %}{{- tools | tojson }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{- '[TOOL_CALLS]f[CALL_ID]' + call.id + '[ARGS]{}' }}{%- endfor %}
+{%- endfor %}
+"""
 Round = dict[str, Any]  # of a conversation, independent of the API
 
 
@@ -189,3 +197,32 @@ def test_equals_the_whole(tmp_path: Path, api: str, name: str, num_talks: int) -
     assert asyncio.run(run()) > 10 * num_talks
     for each in [plain, *known]:
         each.model.encoder.close()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_no_call_gets_the_id_of_an_earlier_one(tmp_path: Path, api: str) -> None:
+    """The bug: models that write ids repeat those of the conversation. A conversation with two calls of one id could
+    not go on in Anthropic's API.
+    """
+    context, rng, long = context_of(tmp_path, WITH_IDS), random.Random(1), "x" * 1500
+    options = {"marks": False, "tools": True, "system": "", "keep": None}
+    rounds: list[Round] = [{"kind": "question", "text": long}]
+    rounds.append({"kind": "calls", "calls": ["abcdefghi"], "text": "", "thought": None})
+    rounds.append({"kind": "results", "calls": ["abcdefghi"], "text": long})
+    for _ in range(3):
+        rounds += [{"kind": "answer", "text": long}, {"kind": "question", "text": long}]
+
+    async def run() -> int:
+        num_unread = 0
+        for end in range(3, len(rounds) + 1, 2):
+            asked = await read(api, context, json.dumps(APIS[api](rng, rounds[:end], options)).encode())
+            assert not isinstance(asked, str), asked
+            parts = asked.results[0].parser.feed("[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{}")
+            (begun,) = (part for part in parts if isinstance(part, CallBegun))
+            assert begun.call_id != "abcdefghi"
+            assert asked.encoding is not None
+            num_unread += asked.encoding.num_unread_messages
+        return num_unread
+
+    assert asyncio.run(run())
+    context.model.encoder.close()

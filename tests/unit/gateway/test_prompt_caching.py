@@ -89,6 +89,21 @@ def test_what_no_worker_keeps_is_not_billed(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_what_only_the_worker_that_goes_on_keeps_is_billed_once(tmp_path: Path) -> None:
+    """The bug: only the pins of the worker that was lost were noted."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        first.num_cached_tokens = second.num_cached_tokens = 0
+        first.grants_pins, first.fail_at = False, 1
+        assert (await anthropic_usage(client, message(HOUR)))[3] >= 48
+        assert second.calls
+        first.grants_pins, first.fail_at = True, None
+        assert (await anthropic_usage(client, message(HOUR)))[3] == 0
+
+    tell(tmp_path, story)
+
+
 def test_a_client_that_left_after_the_first_token_has_what_it_paid_for(tmp_path: Path) -> None:
     """And what it was told with that token was right: clients look at the first figures only."""
 

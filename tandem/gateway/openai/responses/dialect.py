@@ -54,6 +54,7 @@ class ResponsesDialect:
         self._tenant = tenant
         self._items: list[Item] = []
         self._writer: ResponseWriter | None = None
+        self._is_settled = False
         self.queued: StoredResponse | None = None
         self.is_queued = asyncio.Event()
 
@@ -125,13 +126,18 @@ class ResponsesDialect:
             if self.queued is None:
                 return self._writer.unstored()
             await self._give_up(entry, error)
+        self._is_settled = True
         return None
 
     async def abandon(self, problem: Problem) -> None:
-        """Stores a background response that ends without an answer; its state is then `failed`."""
-        if self._writer is not None and self._writer.final is None:
+        """Stores a background response that ended too early: as failed without an answer, or else its answer again
+        where storing it was interrupted.
+        """
+        if self._writer is None or self._is_settled:
+            return
+        if self._writer.final is None:
             self._writer.fail(problem)
-            await self.settle()
+        await self.settle()
 
     async def _queue(self) -> None:
         """Stores a background response before it runs. Raises UnavailableError or RequestError if that fails."""

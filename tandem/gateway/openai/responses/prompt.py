@@ -61,7 +61,7 @@ def read_conversation(
             param="input",
         )
     tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-    messages, breakpoints, resume_item = _messages(asked, items, max_items, known)
+    messages, reader, breakpoints, resume_item = _messages(asked, items, max_items, known)
     structured = asked.structured_outputs if isinstance(asked, ResponsesBody) else None
     conversation = Conversation(
         messages=messages,
@@ -71,6 +71,7 @@ def read_conversation(
         thinking=Thinking(_effort(asked, model)),
         variables=_variables(asked),
         breakpoints=breakpoints,
+        call_ids=frozenset(reader.call_ids),
     )
     return conversation, resume_item
 
@@ -105,8 +106,8 @@ def chat_messages(
 
 def _messages(
     asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int, known: KnownConversation | None
-) -> tuple[list[Mapping[str, Any]], tuple[Breakpoint, ...], ResumableItem | None]:
-    """Messages and breakpoints, and the item at which a later body may be resumed.
+) -> tuple[list[Mapping[str, Any]], MessageReader, tuple[Breakpoint, ...], ResumableItem | None]:
+    """Messages, their reader, breakpoints, and the item at which a later body may be resumed.
 
     NOTE: of a long chain's breakpoints only the latest count, as at OpenAI.
     """
@@ -127,7 +128,7 @@ def _messages(
     resume_item = _resume_item(starts, reader, read, num_before, num_unread)
     head = num_before + 1
     read[head:head] = [UNREAD] * num_unread
-    return read, tuple(moved(point, head, num_unread) for point in reader.breakpoints), resume_item
+    return read, reader, tuple(moved(point, head, num_unread) for point in reader.breakpoints), resume_item
 
 
 def _num_unread(known: KnownConversation) -> int:

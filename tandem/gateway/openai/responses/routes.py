@@ -9,6 +9,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tandem.core.errors import UnavailableError
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.answer import JSON
 from tandem.gateway.body import ClientLeftError
@@ -71,7 +72,9 @@ async def _run_on(
     job = await service.background.begin(tenant, dialect, body, serve)
     if dialect.queued is not None:
         return _json({**dialect.queued.response, "status": "queued"})
-    head = next(message for message in job.messages if message["type"] == "http.response.start")
+    head = next((message for message in job.messages if message["type"] == "http.response.start"), None)
+    if head is None:  # it was told to leave before it was stored
+        raise UnavailableError("this gateway is stopping; another one serves", 1.0)
     refusal = b"".join(message["body"] for message in job.messages if message["type"] == "http.response.body")
     kept = {
         name.decode("latin-1"): value.decode("latin-1") for name, value in head["headers"] if name != b"content-length"

@@ -14,7 +14,7 @@ from tandem.core.types import FinishReason
 from tandem.gateway.errors import Problem
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
 from tandem.gateway.openai.responses.output import Event, Output
-from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought, ToolCall, whole_parts
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt", 413: "invalid_prompt"}
@@ -173,11 +173,12 @@ def _beginning(draft: Mapping[str, Any]) -> list[Event]:
 
 def _parts(result: ChoiceResult) -> list[Part]:
     """A whole answer as the parts of a stream."""
-    parts: list[Part] = [Thought(result.thought)] if result.thought else []
-    if result.text:
-        parts.append(ContentText(result.text))
-    for index, call in enumerate(result.calls):
-        parts += [CallBegun(index, call.call_id, call.name), CallArguments(index, call.arguments)]
+    parts: list[Part] = []
+    for index, part in enumerate(whole_parts(result.parts)):
+        if isinstance(part, ToolCall):
+            parts += [CallBegun(index, part.call_id, part.name), CallArguments(index, part.arguments)]
+        else:
+            parts.append(part)
     return parts
 
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
 from tandem.gateway.anthropic.writer import MessageWriter
-from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought, ToolCall
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tests.unit.gateway.anthropic.talking import events
@@ -54,12 +54,22 @@ def test_an_answer_that_says_nothing_is_one_empty_text() -> None:
 
 
 def test_white_space_beside_a_call_is_no_block() -> None:
-    calls = [ToolCall("call_1", "f", "{}")]
-    assert [block["type"] for block in whole(ChoiceResult(5, True, texts=["\n"], calls=calls))["content"]] == [
-        "tool_use"
-    ]
     call = CallBegun(0, "call_1", "f"), CallArguments(0, "{}")
+    result = ChoiceResult(5, True, parts=[ContentText("\n"), *call, ContentText("\n")])
+    assert [block["type"] for block in whole(result)["content"]] == ["tool_use"]
     assert blocks(streamed([ContentText("\n"), *call, ContentText("\n")])) == [["tool_use", "{}"]]
+
+
+def test_a_whole_answer_has_the_blocks_of_its_stream() -> None:
+    """The bug: all text came before the calls."""
+    calls: list[list[Part]] = [
+        [CallBegun(index, f"call_{index}", "f"), CallArguments(index, "{}")] for index in range(2)
+    ]
+    parts: list[Part] = [Thought("t"), ContentText("a"), *calls[0], ContentText("b"), *calls[1]]
+    content = whole(ChoiceResult(5, True, parts=parts))["content"]
+    shown = [[block["type"], block.get("thinking", block.get("text", "{}"))] for block in content]
+    assert shown == blocks(streamed(parts))
+    assert shown == [["thinking", "t"], ["text", "a"], ["tool_use", "{}"], ["text", "b"], ["tool_use", "{}"]]
 
 
 def whole(result: ChoiceResult, max_tokens: int = 9) -> dict[str, Any]:
@@ -115,6 +125,6 @@ def test_usage_is_split_and_adds_up() -> None:
     ],
 )
 def test_arguments_are_an_object_whatever_a_model_wrote(arguments: str, wanted: dict[str, Any]) -> None:
-    result = ChoiceResult(5, True, calls=[ToolCall("call_1", "f", arguments)])
+    result = ChoiceResult(5, True, parts=[CallBegun(0, "call_1", "f"), CallArguments(0, arguments)])
     (block,) = whole(result)["content"]
     assert block == {"type": "tool_use", "id": "toolu_1", "name": "f", "input": wanted}

@@ -18,7 +18,10 @@ from tandem.gateway.moderation.endpoint import ModerationEndpoint
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Flags what holds "bad"; answers nonsense to "nonsense" and 500 to "broken". "key": flagged with what it was."""
+    """Flags what holds "bad"; answers nonsense to "nonsense", no result to "silence", and 500 to "broken".
+
+    "key": flagged with what it was.
+    """
 
     def do_POST(self) -> None:
         text = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
@@ -27,7 +30,7 @@ class Judge(BaseHTTPRequestHandler):
         flagged = {"flagged": "bad" in text, "categories": {"hate": False, "violence": "bad" in text}}
         if text == "key":
             flagged = {"flagged": True, "categories": {self.headers["authorization"]: True}}
-        body = {"results": "x"} if text == "nonsense" else {"id": "1", "results": [flagged]}
+        body = {"results": "x"} if text == "nonsense" else {"id": "1", "results": [flagged] * (text != "silence")}
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -60,7 +63,7 @@ def test_an_endpoint_says_what_it_flags_and_why(url: str) -> None:
     assert judge(url, "a bad thing") == ModerationVerdict("violence")
 
 
-@pytest.mark.parametrize("text", ["broken", "nonsense"])
+@pytest.mark.parametrize("text", ["broken", "nonsense", "silence"])
 def test_no_verdict_is_an_error_and_never_a_pass(url: str, text: str) -> None:
     with pytest.raises(UnavailableError, match="no verdict"):
         judge(url, text)

@@ -70,6 +70,13 @@ def test_an_id_of_another_form_is_replaced() -> None:
     assert parser.feed("[TOOL_CALLS]f[CALL_ID]abc[ARGS]{")[0] == CallBegun(0, "id0", "f")
 
 
+def test_an_id_of_another_call_is_replaced() -> None:
+    parser = MistralFormat().parser(TOOLS, ids(), ["abcdefghi"])
+    written = ("abcdefghi", "123456789", "123456789")
+    parts = parser.feed("".join(f"[TOOL_CALLS]f[CALL_ID]{call_id}[ARGS]{{}}" for call_id in written))
+    assert [part.call_id for part in parts if isinstance(part, CallBegun)] == ["id0", "123456789", "id1"]
+
+
 def test_ids_are_those_its_templates_take() -> None:
     (call_id, other) = (next(made) for made in [MistralFormat().ids()] * 2)
     assert re.fullmatch("[a-zA-Z0-9]{9}", call_id)

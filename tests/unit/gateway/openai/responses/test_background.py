@@ -19,6 +19,22 @@ from tests.unit.gateway.openai.responses.stage import Stage, staged, tell
 ASKED: dict[str, Any] = {"model": MODEL, "input": "hi", "background": True}
 
 
+class SlowStore(EmbeddedResponseStore):
+    """Its call number `slow_call` of `put` does not end."""
+
+    def __init__(self, slow_call: int) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+        self._num_left = slow_call
+
+    async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
+        self._num_left -= 1
+        if not self._num_left:
+            self.reached.set()
+            await asyncio.Event().wait()
+        return await super().put(tenant, entry, over_running=over_running)
+
+
 async def ended(stage: Stage, response_id: str) -> dict[str, Any]:
     async with asyncio.timeout(5):
         while True:
@@ -113,6 +129,34 @@ def test_a_gateway_that_gives_them_time_may_be_told_again(tmp_path: Path) -> Non
                 await closing
             left = (await stage.client.get(f"/v1/responses/{begun['id']}")).json()
             assert (left["status"], "stopped" in left["error"]["message"]) == ("failed", True)
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_was_being_stored_when_its_gateway_stopped_is_stored(tmp_path: Path) -> None:
+    """The bug: it was marked running until its lease had ended, and lost."""
+    store = SlowStore(2)
+
+    async def story() -> None:
+        async with asyncio.timeout(20), staged(tmp_path, "hello, world", store=store) as stage:
+            begun = (await stage.client.post("/v1/responses", json=ASKED)).json()
+            await store.reached.wait()
+            await stage.service.close()
+            assert (await stage.client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "completed"
+
+    asyncio.run(story())
+
+
+def test_one_that_begins_when_its_gateway_stops_is_told_so(tmp_path: Path) -> None:
+    store = SlowStore(1)
+
+    async def story() -> None:
+        async with asyncio.timeout(20), staged(tmp_path, store=store) as stage:
+            asked = asyncio.create_task(stage.client.post("/v1/responses", json=ASKED))
+            await store.reached.wait()
+            stage.service.background.leave()
+            got = await asked
+            assert (got.status_code, got.headers["retry-after"]) == (503, "1")
 
     asyncio.run(story())
 

@@ -10,7 +10,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
 from tandem.gateway.openai.responses.writer import ResponseWriter
-from tandem.gateway.parts import ContentText
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -59,6 +59,31 @@ def test_a_stream_that_breaks_before_its_first_piece_has_all_its_events() -> Non
     response = check_stream(frames_of(writer.failed(Problem(429, "rate_limit_error", "full", "wait")).decode()))
     assert response["error"] == {"code": "rate_limit_exceeded", "message": "wait"}
     assert writer.final == response
+
+
+def test_a_whole_answer_has_the_items_of_its_stream() -> None:
+    """The bug: all text came before the calls, so that of a text cut off the call before it was incomplete, which the
+    next response then lacked.
+    """
+    begun = draft()
+    parts: list[Part] = [Thought("t"), ContentText("a"), CallBegun(0, "call_1", "f"), CallArguments(0, "{}")]
+    parts.append(ContentText("b"))
+    update = ChoiceUpdate(0, parts, (), finish_reason=FinishReason.LENGTH)
+    found = []
+    for is_kept in (True, False):
+        result = ChoiceResult(3, is_kept)
+        result.add(update)
+        writer = ResponseWriter(begun, result, None)
+        assert writer.whole() if is_kept else writer.chunk([update]) + writer.end()
+        assert writer.final is not None
+        found.append(writer.final["output"])
+    assert found[0] == found[1]
+    assert [(item["type"], item["status"]) for item in found[0]] == [
+        ("reasoning", "completed"),
+        ("message", "completed"),
+        ("function_call", "completed"),
+        ("message", "incomplete"),
+    ]
 
 
 def test_the_last_words_are_said_again_without_the_store() -> None:
