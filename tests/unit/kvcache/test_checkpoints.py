@@ -148,3 +148,42 @@ def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     kv.pinned.tell_time(61.0)
     assert kv.usage.pinned == 0
     kv.check()
+
+
+def idle_prefixes() -> KVCacheManager:
+    """A pool full of four prefixes: a block of K and V and a state each. The first two are cached, the others pinned;
+    no more than two states are cached.
+    """
+    kv = KVCacheManager(toy_layout(ATTENTION, FAR, pages_per_state=(4,)), 20, max_chunk_tokens=4, pin_share=1.0)
+    for letter in range(4):
+        computed(kv, "a", 4, letter, chunk=4)
+        assert letter < 2 or kv.pinned.pin(chain_of(4, letter), 60.0) == 1
+        kv.release("a")
+    assert (kv.usage.cached, kv.usage.pinned) == (10, 10)
+    return kv
+
+
+def found(kv: KVCacheManager) -> list[int]:
+    return [kv.match(chain_of(4, letter), 5).num_blocks for letter in range(4)]
+
+
+@pytest.mark.parametrize("letter", [0, 2], ids=["cached", "pinned"])
+def test_room_is_not_made_of_the_prefix_that_it_is_made_for(letter: int) -> None:
+    """Regression: states whose pins were broken displaced the found one, and its owner was given a free block."""
+    kv, hashes = idle_prefixes(), chain_of(32, letter)
+    match = kv.match(hashes, 32)
+    assert match.num_blocks == 1
+    assert not kv.can_admit(match, 32)
+    assert kv.make_room(match, 32)
+    assert [(group, hashes[0]) in kv.pinned.blocks for group in range(2)] == [letter == 2] * 2
+    kv.admit("a", match, hashes, 32)
+    kv.check()
+    assert found(kv)[letter] == 1
+
+
+def test_states_whose_time_is_over_displace_no_other() -> None:
+    """Regression: the oldest idle states went in place of these."""
+    kv = idle_prefixes()
+    kv.pinned.tell_time(60.0)
+    kv.check()
+    assert found(kv) == [1, 1, 0, 0]
