@@ -10,7 +10,8 @@ these.
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeGuard
 
@@ -193,6 +194,17 @@ class BlockPool:
             self._num_cached += num_pages
             self._cached.extend(cached)
 
+    @contextmanager
+    def using(self, groups: Sequence["array[int]"]) -> Iterator[None]:
+        """Reference found blocks of each KV group meanwhile, so that blocks that are unpinned do not displace them."""
+        for block_ids in groups:
+            self.acquire(block_ids)
+        try:
+            yield
+        finally:
+            for block_ids in groups:
+                self.release(block_ids[::-1])
+
     def check(self, expected: Counter[int]) -> None:
         """Check the module's invariant, given the number of references that owners hold on each block.
 
@@ -346,7 +358,10 @@ class BlockPool:
             self._cached.extend((block_id,))
         self._num_cached += size
         if self._limited_groups and self._is_limited(block_id):
-            self._limited.extend((block_id,))
+            if is_next:
+                self._limited.prepend(block_id)
+            else:
+                self._limited.extend((block_id,))
             self._num_limited += size
             while self._num_limited > self._most_cached:
                 oldest = self._limited.first

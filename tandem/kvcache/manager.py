@@ -146,12 +146,14 @@ class KVCacheManager:
         """Free pinned blocks for an owner that `can_admit` refuses; returns whether it fits now.
 
         Pinned blocks move to the host tier while it has slots, which takes time. Promises are broken for the rest only
-        if no other owner has blocks that will be released: otherwise this owner could never run.
+        if no other owner has blocks that will be released: otherwise this owner could never run. `match` stays whole.
         """
-        must = not self._tables and not self._holds
-        while (num_short := self._num_short(match, num_tokens)) > 0:
-            if not self._yield(num_short, must):
-                return False
+        if not self._pool.num_pinned:
+            return False
+        with self._pool.using(match.block_ids):
+            while (num_short := self._num_short(match, num_tokens)) > 0:
+                if not self._yield(num_short, not self._tables and not self._holds):
+                    return False
         return True
 
     def make_room_to_grow(self, owner: str, num_tokens: int) -> bool:

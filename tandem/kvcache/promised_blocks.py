@@ -345,7 +345,8 @@ class PromisedBlocks:
         if promise.slots:
             self._drop_slots(promise)
             group, block_hash = key
-            if self._emit is not None and self._cache.lookup(block_hash, group) is None:
+            is_gone = promise.block_id is None and self._cache.lookup(block_hash, group) is None
+            if self._emit is not None and is_gone:  # NOTE: a block of the pool tells by itself that it is gone
                 self._emit(BlockRemoved(block_hash, group))
 
     def _note_end(self, key: BlockKey, promise: _Promise) -> None:

@@ -177,7 +177,8 @@ class Scheduler:
         num_preempted = self.counters.num_preemptions
         for request in self._catch_up_order():
             self._advance(request, plan)
-        if self.counters.num_preemptions == num_preempted:
+        # NOTE: blocks of preempted requests are for those that pushed them out; if none is left, for who waits
+        if self.counters.num_preemptions == num_preempted or not plan.shares:
             self._admit(plan)
         self._drafting.add(plan)
         if not plan.shares:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved
 from tandem.core.hashing import extend_hashes
 from tandem.kvcache.checkpoints import checkpoint_blocks
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.tiers import HostMove
 from tests.helpers.layouts import BLOCK_SIZE
 from tests.helpers.toy_states import ATTENTION, ToyRecurrentSpec, toy_layout
 
@@ -148,3 +150,59 @@ def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     kv.pinned.tell_time(61.0)
     assert kv.usage.pinned == 0
     kv.check()
+
+
+def idle_prefixes(emit: BlockEventSink | None = None) -> KVCacheManager:
+    """A pool full of four prefixes: a block of K and V and a state each. The first two are cached, the others pinned;
+    no more than two states are cached.
+    """
+    layout = toy_layout(ATTENTION, FAR, pages_per_state=(4,))
+    kv = KVCacheManager(layout, 20, max_chunk_tokens=4, pin_share=1.0, emit=emit)
+    for letter in range(4):
+        computed(kv, "a", 4, letter, chunk=4)
+        assert letter < 2 or kv.pinned.pin(chain_of(4, letter), 60.0) == 1
+        kv.release("a")
+    assert (kv.usage.cached, kv.usage.pinned) == (10, 10)
+    return kv
+
+
+def found(kv: KVCacheManager) -> list[int]:
+    return [kv.match(chain_of(4, letter), 5).num_blocks for letter in range(4)]
+
+
+@pytest.mark.parametrize("letter", [0, 2], ids=["cached", "pinned"])
+def test_room_is_not_made_of_the_prefix_that_it_is_made_for(letter: int) -> None:
+    """Regression: states whose pins were broken displaced the found one, and its owner was given a free block."""
+    kv, hashes = idle_prefixes(), chain_of(32, letter)
+    match = kv.match(hashes, 32)
+    assert match.num_blocks == 1
+    assert not kv.can_admit(match, 32)
+    assert kv.make_room(match, 32)
+    assert [(group, hashes[0]) in kv.pinned.blocks for group in range(2)] == [letter == 2] * 2
+    kv.admit("a", match, hashes, 32)
+    kv.check()
+    assert found(kv)[letter] == 1
+
+
+def test_states_whose_time_is_over_displace_no_other() -> None:
+    """Regression: the oldest idle states went in place of these."""
+    kv = idle_prefixes()
+    kv.pinned.tell_time(60.0)
+    kv.check()
+    assert found(kv) == [1, 1, 0, 0]
+
+
+def test_the_end_of_a_state_in_both_tiers_is_told_once() -> None:
+    events, moves = list[BlockEvent](), list[HostMove]()
+    kv = idle_prefixes(events.append)
+    kv.pinned.blocks.attach_host(10, moves.append)
+    kv.pinned.blocks.yield_blocks(10, must=False)
+    for letter in (2, 3):  # NOTE: used while they move, so they stay in the pool too
+        assert kv.pinned.pin(chain_of(4, letter), 60.0) == 1
+    for move in moves:
+        kv.pinned.blocks.end_move(move.move_id, is_copied=True)
+    assert (kv.usage.pinned, kv.pinned.blocks.usage.num_host) == (10, 10)
+    kv.pinned.tell_time(60.0)
+    kv.check()
+    told = [(event.group, event.block_hash) for event in events if isinstance(event, BlockRemoved)]
+    assert sorted(told) == sorted((1, chain_of(4, letter)[0]) for letter in (2, 3))

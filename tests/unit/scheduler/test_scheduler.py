@@ -160,6 +160,23 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     assert num_preempted
 
 
+def test_what_the_last_one_running_gives_up_goes_to_a_more_urgent_one_at_once() -> None:
+    """Regression: that step was empty, and an engine whose step was empty sleeps until somebody calls it."""
+    bench = bench_of(num_blocks=10, budget=64, prefix_caching=False)
+    bench.kv.borrow("of a peer", 4)
+    low, urgent = request_of("low", [1] * 15, max_tokens=20, priority=1), request_of("urgent", [2] * 11)
+    bench.scheduler.add(low)
+    while low.num_tokens < 18:
+        bench.step()
+    bench.scheduler.add(urgent)
+    while not low.num_preemptions:
+        bench.step()
+    assert [item.request_id for item in bench.steps[-1].scheduled] == ["urgent"]
+    bench.kv.drop("of a peer")
+    assert [request.request_id for request in bench.run()] == ["urgent", "low"]
+    assert low.output_token_ids == fake_answer(low)[0]
+
+
 def test_urgent_requests_go_first() -> None:
     bench = bench_of(num_running=1, budget=16)
     for name, priority in (("low", 1), ("first", 0), ("urgent", -1), ("second", 0)):
