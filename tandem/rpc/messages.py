@@ -166,12 +166,15 @@ class WorkerListing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Announcement of a worker, repeated until it stops: its address, role, model and pool."""
+    """Announcement of a worker, repeated until it stops: its address, role, model and pool. `epoch`: number of this run
+    of its process, as in `WorkerStatus`; 0 = not told, as by the release before.
+    """
 
     worker: WorkerAddress
     role: str
     model: str
     pool: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
