@@ -166,9 +166,7 @@ class WorkerListing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Announcement of a worker, repeated until it stops: its address, role, model and pool. `epoch`: number of this run
-    of its process, as in `WorkerStatus`; 0 = not told, as by the release before.
-    """
+    """Announcement of a worker, repeated until it stops. `epoch`: as in `WorkerStatus`; 0 = it does not tell."""
 
     worker: WorkerAddress
     role: str
