@@ -81,7 +81,7 @@ class EmbeddedDiscovery:
                 raise CapacityError(f"{self._max_workers} workers are registered, which is all this router keeps")
         now_s = self._clock.now_s()
         until_s, known = self._records.get(record.worker.worker_id, (now_s, record))
-        if until_s <= now_s or known.epoch <= record.epoch:
+        if until_s <= now_s or _replaces(record, known):
             self._records[record.worker.worker_id] = (now_s + self._ttl_s, record)
 
     async def withdraw(self, record: WorkerRecord) -> None:
@@ -157,7 +157,7 @@ class RouterDiscovery:
         fresh = sorted((answer for answer in self._answers if answer.until_s > now_s), key=lambda answer: answer.at_s)
         found: dict[str, WorkerRecord] = {}
         for worker_id, record in (known for answer in fresh for known in answer.records.items()):
-            if worker_id not in found or found[worker_id].epoch <= record.epoch:
+            if worker_id not in found or _replaces(record, found[worker_id]):
                 found[worker_id] = record
         return list(found.values())
 
@@ -209,6 +209,13 @@ class StaticDiscovery:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def _replaces(record: WorkerRecord, known: WorkerRecord) -> bool:
+    """Whether a record replaces an earlier one of the same worker. NOTE: one without an epoch, as of the release before,
+    always does.
+    """
+    return not record.epoch or known.epoch <= record.epoch
 
 
 def check_record(record: WorkerRecord) -> None:

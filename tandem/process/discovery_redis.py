@@ -36,7 +36,8 @@ ANNOUNCE = (
     + """
 local until_ms, epoch = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+)|%x+|.*"epoch": (%d+)}$')
 local is_fresh = until_ms and tonumber(until_ms) > now_ms and tonumber(until_ms) <= now_ms + tonumber(ARGV[3])
-if not (is_fresh and tonumber(epoch) > tonumber(ARGV[4])) then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
+local is_later = is_fresh and ARGV[4] ~= '0' and tonumber(epoch) > tonumber(ARGV[4])
+if not is_later then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 """
 )

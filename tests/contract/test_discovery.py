@@ -247,6 +247,17 @@ def test_of_two_incarnations_that_announce_at_once_the_later_one_counts(run: Run
     run(scenario)
 
 
+def test_an_incarnation_of_the_release_before_replaces_any(run: Run) -> None:
+    """It tells no epoch; a worker that was killed and rolled back is there at once."""
+
+    async def scenario(backend: Backend) -> None:
+        discovery = backend.open()
+        assert await seen(discovery, record("p0", "1", epoch=7)) == [record("p0", "1", epoch=7)]
+        assert await seen(discovery, record("p0", "2")) == [record("p0", "2")]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("run", ["embedded", "redis", "simulated redis"], indirect=True)
 def test_an_incarnation_of_an_earlier_epoch_is_there_once_the_later_one_has_fallen_silent(run: Run) -> None:
     """As that of a machine whose clock was set back."""
