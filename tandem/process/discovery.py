@@ -212,7 +212,7 @@ class StaticDiscovery:
 
 
 def _replaces(record: WorkerRecord, known: WorkerRecord) -> bool:
-    """Whether a record replaces an earlier one of the same worker. NOTE: one without an epoch, as of the release before,
+    """Whether a record replaces an earlier one of the same worker. NOTE: one of the release before, without an epoch,
     always does.
     """
     return not record.epoch or known.epoch <= record.epoch
