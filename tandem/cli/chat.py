@@ -28,6 +28,8 @@ class ChatCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem chat")
     system: str | None = Field(None, description="system message; omitted: the template's")
 
     def run(self) -> int:
+        if self.n != 1:
+            raise InvalidRequestError(f"n={self.n}: a conversation has one answer in turn; leave --n out")
         console = Console(highlight=False)
         started_s = time.monotonic()
         path = resolve_model_path(self.model, allow_pickle=self.allow_pickle)

@@ -26,8 +26,8 @@ _ROUTER_TIMEOUT_S = 1.0
 
 
 class Discovery(Protocol):
-    """Registry of workers by id, in which they are announced and found; of two incarnations of a worker the later is
-    kept.
+    """Registry of workers by id, in which they are announced and found. Of two incarnations of a worker that announce
+    at once the one of the later epoch is kept, and the other only once that one has expired.
 
     An implementation outside this process raises `LocalityUnavailableError` from `announce`, `withdraw` and `workers`
     if it cannot be reached; the caller retries later.
@@ -79,7 +79,10 @@ class EmbeddedDiscovery:
             self._expire()
             if len(self._records) >= self._max_workers:
                 raise CapacityError(f"{self._max_workers} workers are registered, which is all this router keeps")
-        self._records[record.worker.worker_id] = (self._clock.now_s() + self._ttl_s, record)
+        now_s = self._clock.now_s()
+        until_s, known = self._records.get(record.worker.worker_id, (now_s, record))
+        if until_s <= now_s or _replaces(record, known):
+            self._records[record.worker.worker_id] = (now_s + self._ttl_s, record)
 
     async def withdraw(self, record: WorkerRecord) -> None:
         _, known = self._records.get(record.worker.worker_id, (0.0, None))
@@ -112,8 +115,8 @@ class RouterDiscovery:
     """`Discovery` for workers of a deployment without Redis: announces to every router.
 
     Returns the lists that routers sent last, requested at `list_interval_s`, plus the announcements since then; where
-    they differ about a worker, the newest list counts. One router that answers is enough; the others receive the
-    announcement when they are back.
+    they differ about a worker, the later epoch counts, then the newest list. One router that answers is enough; the
+    others receive the announcement when they are back.
     """
 
     def __init__(
@@ -152,7 +155,11 @@ class RouterDiscovery:
     async def workers(self) -> Sequence[WorkerRecord]:
         now_s = self._clock.now_s()
         fresh = sorted((answer for answer in self._answers if answer.until_s > now_s), key=lambda answer: answer.at_s)
-        return list({worker_id: record for answer in fresh for worker_id, record in answer.records.items()}.values())
+        found: dict[str, WorkerRecord] = {}
+        for worker_id, record in (known for answer in fresh for known in answer.records.items()):
+            if worker_id not in found or _replaces(record, found[worker_id]):
+                found[worker_id] = record
+        return list(found.values())
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -204,6 +211,13 @@ class StaticDiscovery:
         """Nothing is open."""
 
 
+def _replaces(record: WorkerRecord, known: WorkerRecord) -> bool:
+    """Whether a record replaces an earlier one of the same worker. NOTE: one of the release before, without an epoch,
+    always does.
+    """
+    return not record.epoch or known.epoch <= record.epoch
+
+
 def check_record(record: WorkerRecord) -> None:
     """Raises InvalidRequestError for a record that cannot be a worker's.
 
@@ -227,5 +241,7 @@ def check_record(record: WorkerRecord) -> None:
     host, _, port = worker.address.rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 65_536):
         raise InvalidRequestError(f"address={shown(worker.address)} cannot be called; write host:port")
+    if not 0 <= record.epoch < 1 << 64:
+        raise InvalidRequestError(f"epoch={shown(record.epoch)} is out of range; use 0 to 2**64 - 1")
     if record.role not in set(Role):
         raise InvalidRequestError(f"role={shown(record.role)} is no role; use one of {', '.join(Role)}")

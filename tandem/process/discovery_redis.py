@@ -30,10 +30,14 @@ if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 """
+# NOTE: an entry of a later run of the worker's process is kept while it counts; the JSON ends with the epoch.
 ANNOUNCE = (
     _COMMON
     + """
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+local until_ms, epoch = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+)|%x+|.*"epoch": (%d+)}$')
+local is_fresh = until_ms and tonumber(until_ms) > now_ms and tonumber(until_ms) <= now_ms + tonumber(ARGV[3])
+local is_later = is_fresh and ARGV[4] ~= '0' and tonumber(epoch) > tonumber(ARGV[4])
+if not is_later then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 """
 )
@@ -106,7 +110,7 @@ class RedisDiscovery:
             seconds, microseconds = await self._client.time()
             until_ms = seconds * 1000 + microseconds // 1000 + self._ttl_ms
             sealed = self._sealer.seal(name, until_ms, _encoded(record))
-            await self._client.eval(ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
+            await self._client.eval(ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms, record.epoch)
 
     async def withdraw(self, record: WorkerRecord) -> None:
         async with self._answering():
@@ -157,8 +161,11 @@ def decode_record(entry: object) -> WorkerRecord:
     names = {"worker_id", "address", "incarnation", "role", "model", "pool"}
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), str) for name in names):
         raise InvalidRequestError(f"{shown(entry)} lacks one of {', '.join(sorted(names))} as text")
+    epoch = fields.get("epoch", 0)  # NOTE: the release before writes none
+    if type(epoch) is not int:
+        raise InvalidRequestError(f"epoch={shown(epoch)} is no integer")
     worker = WorkerAddress(fields["worker_id"], fields["address"], fields["incarnation"])
-    record = WorkerRecord(worker, role=fields["role"], model=fields["model"], pool=fields["pool"])
+    record = WorkerRecord(worker, role=fields["role"], model=fields["model"], pool=fields["pool"], epoch=epoch)
     check_record(record)
     return record
 
@@ -168,5 +175,5 @@ def _name(record: WorkerRecord) -> bytes:
 
 
 def _encoded(record: WorkerRecord) -> bytes:
-    own = {"role": record.role, "model": record.model, "pool": record.pool}
+    own = {"role": record.role, "model": record.model, "pool": record.pool, "epoch": record.epoch}
     return json.dumps({**dataclasses.asdict(record.worker), **own}).encode()

@@ -32,14 +32,15 @@ class Settings(BaseSettings):
     )
 
 
-def _checked_address(value: str) -> str:
+def checked_address(value: str) -> str:
+    """Returns `value`; raises ValueError unless it is host:port."""
     host, _, port = value.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError("it is not host:port")
     return value
 
 
-Address = Annotated[str, AfterValidator(_checked_address)]  # host:port
+Address = Annotated[str, AfterValidator(checked_address)]  # host:port
 
 
 def secret_of(cluster_secret: SecretStr | None) -> bytes | None:

@@ -1,10 +1,12 @@
-"""Finds ranks whose heartbeats have stopped. Reads no clock: the time is an argument."""
+"""Finds ranks whose heartbeats have stopped, and loading that has. Reads no clock: times are arguments."""
 
 from collections.abc import Sequence
 
 BEAT_S = 0.25  # between two heartbeats
 SILENCE_S = 1.5  # after which a rank counts as lost: it is found within two seconds
 START_SILENCE_S = 120.0  # same until all ranks are ready: imports come before the first, and loading delays some
+STALL_S = 1800.0  # of loading without processor time; compiling a kernel elsewhere may take 20 minutes
+_PROGRESS_S = 0.01  # processor time that counts as progress: more than two clocks differ by
 
 
 class Heartbeats:
@@ -38,3 +40,21 @@ class Heartbeats:
             elif now_s - self._heard_s[rank] >= self.limit_s:
                 return rank
         return None
+
+
+class LoadProgress:
+    """Finds that loading has stalled: a rank that reads slowly uses some processor time, one that hangs uses none.
+
+    NOTE: without it the leader would wait for ever, since heartbeats come from a thread that loads nothing.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._cpu_s, self._grew_s = 0.0, now_s
+
+    def has_stalled(self, cpu_s: float, now_s: float) -> bool:
+        """Whether `cpu_s`, the processor time of the threads that load, has not grown for `STALL_S`. Call it
+        regularly.
+        """
+        if cpu_s - self._cpu_s >= _PROGRESS_S:
+            self._cpu_s, self._grew_s = cpu_s, now_s
+        return now_s - self._grew_s >= STALL_S

@@ -192,7 +192,14 @@ class HostGroup:
                 connection.close()
                 continue
             where = f"{address[0]}:{address[1]}"
-            threading.Thread(target=self._admit, args=(connection, where), name="tandem-admit", daemon=True).start()
+            thread = threading.Thread(target=self._admit, args=(connection, where), name="tandem-admit", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # NOTE: out of threads is no reason to stop either
+                _log.warning("cannot accept a host: %s", error)
+                connection.close()
+                with self._changed:
+                    self._num_handshakes -= 1
 
     def _admit(self, connection: socket.socket, address: str) -> None:
         try:

@@ -46,15 +46,20 @@ class Link:
         """Sends a frame. NOTE: a small one goes in one piece, which is one packet and one TLS record.
 
         Raises:
-            OSError: the connection broke, or the other side takes nothing.
+            OSError: the connection broke, or the other side takes nothing. The link has ended then, since the next
+                frame would be read as the rest of this one.
         """
         assert frame.size == len(payload)
         header = frame.pack()
         with self._lock:
-            if len(payload) <= 1 << 14:
-                self._outgoing.sendall(header + payload)
-            else:
-                wire.send_all(self._outgoing, [memoryview(header), memoryview(payload)])
+            try:
+                if len(payload) <= 1 << 14:
+                    self._outgoing.sendall(header + payload)
+                else:
+                    wire.send_all(self._outgoing, [memoryview(header), memoryview(payload)])
+            except OSError:
+                self.close()
+                raise
 
     def receive(self) -> Frame:
         """The header of the next frame; receive its `size` bytes before the next call.

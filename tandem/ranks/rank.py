@@ -21,7 +21,7 @@ from tandem.core.config import EngineConfig
 from tandem.core.errors import TandemError
 from tandem.engine.ranks import LoadedShard, load_shard
 from tandem.ranks.hangup import watch_for_hangup
-from tandem.ranks.heartbeat import BEAT_S
+from tandem.ranks.heartbeat import BEAT_S, LoadProgress
 from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step, pack, unpack
 from tandem.ranks.system import GroupLinks
 
@@ -79,10 +79,13 @@ def run(
             return EXIT_LOST
 
 
-def _beat(shared: GroupLinks) -> None:
-    """Sends the leader heartbeats for as long as this process runs."""
+def _beat(shared: GroupLinks, is_loading: threading.Event) -> None:
+    """Sends the leader heartbeats for as long as this process runs, but none while loading has stalled."""
+    progress = LoadProgress(time.monotonic())
     while True:
-        shared.beat()
+        others_s = time.process_time() - time.thread_time()
+        if not (progress.has_stalled(others_s, time.monotonic()) and is_loading.is_set()):
+            shared.beat()
         time.sleep(BEAT_S)
 
 
@@ -93,14 +96,21 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     socket, memory, kv_memory = map(int, sys.argv[1:])
+    is_loading = threading.Event()
 
     def open_links(begin: Begin) -> GroupLinks:
         logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
         sizes = begin.rank, begin.num_ranks, begin.num_stages
         shared = SharedLinks(memory, *sizes, deadline_s=begin.deadline_s, num_contexts=begin.num_contexts)
         os.close(memory)
-        threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
+        is_loading.set()
+        threading.Thread(target=_beat, args=(shared, is_loading), name="tandem-beat", daemon=True).start()
         return shared
+
+    def load(config: EngineConfig, links: RankLinks) -> LoadedShard:
+        shard = load_shard(config, links)
+        is_loading.clear()
+        return shard
 
     def settle() -> None:
         os.close(kv_memory)
@@ -109,7 +119,7 @@ def main() -> int:
 
     watch_for_hangup([socket], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:
-        return run(Connection(socket), open_links, load_shard, kv_memory, settle)
+        return run(Connection(socket), open_links, load, kv_memory, settle)
     except (EOFError, ConnectionError):
         return 0
 

@@ -166,12 +166,13 @@ class WorkerListing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Announcement of a worker, repeated until it stops: its address, role, model and pool."""
+    """Announcement of a worker, repeated until it stops. `epoch`: as in `WorkerStatus`; 0 = it does not tell."""
 
     worker: WorkerAddress
     role: str
     model: str
     pool: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares t
     "WorkerStatus": ("usage", "drafts", "ranks"),
     "PairRequest": ("told", "place"),
     "DescribeResponse": ("usage",),
+    "WorkerRecord": ("epoch",),
     "SamplingParams": ("speculate",),
     "GenerateRequest": ("told",),
     "RequestMetrics": ("drafts",),

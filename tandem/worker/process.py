@@ -235,7 +235,8 @@ async def serving_core(
         metrics_port = await _open_metrics(settings, prometheus, lifecycle, opened)
         discovery = _open_discovery(settings, core.credentials)
         opened.push_async_callback(discovery.close)
-        record = WorkerRecord(core.me, str(settings.role), settings.model_name, pool_of(core.compatibility))
+        pool = pool_of(core.compatibility)
+        record = WorkerRecord(core.me, str(settings.role), settings.model_name, pool, core.epoch)
         opened.push_async_callback(_withdraw, discovery, record)  # NOTE: once nothing announces it again
         tasks = await opened.enter_async_context(asyncio.TaskGroup())  # NOTE: a bug in one of them ends the process
         for work in (

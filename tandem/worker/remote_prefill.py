@@ -119,6 +119,8 @@ class RemotePrefill:
                 await self._follow(stream, source, lease_id, pulls)
                 if not source.is_broken:
                     await self._room()
+                elif not self._fetch.done():  # NOTE: there may be room only once this lease has ended, see the module
+                    raise TransportError(f"worker {prefill.worker_id} cannot be read from over this connection")
                 await asyncio.gather(*pulls)
             finally:
                 try:

@@ -125,9 +125,11 @@ class WorkerService:
                     yield self._told(call, self._with_whole_metrics(call, update, remote or fetch), watch)
         finally:
             await stream.aclose()
-            await ended(*tasks)
-            if remote is not None:
-                remote.forget()
+            try:
+                await ended(*tasks)
+            finally:  # NOTE: we may be cancelled again in the line above
+                if remote is not None:
+                    remote.forget()
 
     def _with_whole_metrics(
         self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
@@ -169,11 +171,13 @@ class WorkerService:
                     yield item
                 is_whole = True
             finally:
-                await update.aclose()
-                if not (is_whole and self._core.leases.is_valid(lease_id)):
-                    self._core.leases.end(lease_id)
-                    # NOTE: what was leased after the lease had ended by its time would be held for ever.
-                    self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
+                try:
+                    await update.aclose()
+                finally:  # NOTE: we may be cancelled again in the line above
+                    if not (is_whole and self._core.leases.is_valid(lease_id)):
+                        self._core.leases.end(lease_id)
+                        # NOTE: what was leased after the lease had ended by its time would be held for ever.
+                        self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
     async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillUpdate, None]:
         watch = self._stopwatch("prefill")
@@ -216,8 +220,10 @@ class WorkerService:
                         yield PrefillUpdate(timeline=watch.all_stages(whole))
         finally:
             await stream.aclose()
-            await ended(*tasks)
-            forget_draft_state(self._core, engine_id)
+            try:
+                await ended(*tasks)
+            finally:  # NOTE: we may be cancelled again in the line above
+                forget_draft_state(self._core, engine_id)
 
     def _stream(
         self,

@@ -18,7 +18,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import OFF, serves_prompts
 from tandem.models.hub import served_name
 from tandem.process.peer_settings import PeerSettings
-from tandem.process.settings import Address, EngineSettings, required_secret
+from tandem.process.settings import Address, EngineSettings, checked_address, required_secret
 from tandem.routing.snapshot import Role
 
 AUTO = "auto"
@@ -151,7 +151,11 @@ class WorkerSettings(EngineSettings, PeerSettings):
     @field_validator("advertise")
     @classmethod
     def _resolve_auto(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
         if value != AUTO:
+            if not checked_address(value).rpartition(":")[2].strip("0"):
+                raise ValueError("port 0 cannot be called; write the port at which others reach this worker")
             return value
         port = str(info.data.get("bind", "")).rpartition(":")[2]
         if not port.strip("0"):

@@ -226,6 +226,51 @@ def test_an_old_incarnation_cannot_withdraw_the_new_one(run: Run) -> None:
     run(scenario)
 
 
+def test_of_two_incarnations_that_announce_at_once_the_later_one_counts(run: Run) -> None:
+    """They took turns until the former one stopped, and readers of its blocks connected to one and the other."""
+
+    async def scenario(backend: Backend) -> None:
+        former, later, reader = (backend.open() for _ in range(3))
+        old, new = record("p0", "1", epoch=7, address="10.0.0.2:1"), record("p0", "2", epoch=8)
+        await former.announce(old)
+        assert await seen(reader, record("p1")) == [old, record("p1")]
+        for _ in range(3):
+            await later.announce(new)
+            await former.announce(old)
+            assert await seen(reader, record("p1")) == [new, record("p1")]
+        await former.withdraw(old)
+        assert await seen(reader, record("p1")) == [new, record("p1")]
+        await later.withdraw(new)
+        await former.announce(old)
+        assert await seen(reader, record("p1")) == [old, record("p1")]
+
+    run(scenario)
+
+
+def test_an_incarnation_of_the_release_before_replaces_any(run: Run) -> None:
+    """It tells no epoch; a worker that was killed and rolled back is there at once."""
+
+    async def scenario(backend: Backend) -> None:
+        discovery = backend.open()
+        assert await seen(discovery, record("p0", "1", epoch=7)) == [record("p0", "1", epoch=7)]
+        assert await seen(discovery, record("p0", "2")) == [record("p0", "2")]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("run", ["embedded", "redis", "simulated redis"], indirect=True)
+def test_an_incarnation_of_an_earlier_epoch_is_there_once_the_later_one_has_fallen_silent(run: Run) -> None:
+    """As that of a machine whose clock was set back."""
+
+    async def scenario(backend: Backend) -> None:
+        discovery = backend.open()
+        await discovery.announce(record("p0", "1", epoch=2**53))
+        await backend.expire()
+        assert await seen(discovery, record("p0", "2", epoch=7)) == [record("p0", "2", epoch=7)]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("run", ["embedded", "redis", "simulated redis"], indirect=True)
 def test_whoever_falls_silent_vanishes(run: Run) -> None:
     """Routers hold what they are told in an embedded one."""
@@ -251,6 +296,7 @@ def test_whoever_falls_silent_vanishes(run: Run) -> None:
         record("p0", address="h:65536"),
         record("p0", role="cook"),
         dataclasses.replace(record("p0"), model="m" * 513),
+        record("p0", epoch=2**64),
     ],
 )
 def test_nonsense_is_refused(run: Run, wrong: WorkerRecord) -> None:

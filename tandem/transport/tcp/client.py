@@ -63,7 +63,7 @@ def open_connection(
     """
     try:
         connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # NOTE: of a host's name that is none, such as one with a long label
         raise TransportError(f"cannot reach peer {card.incarnation} at {address}: {error}") from error
     try:
         if tls is not None:

@@ -78,7 +78,12 @@ class BlockServer:
             thread = threading.Thread(target=self._serve, args=(connection,), name="kv-tcp-serve", daemon=True)
             with self._lock:
                 self._connections[thread] = connection
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # NOTE: out of threads is no reason to stop either
+                logger.warning("refused %s: %s", address, error)
+                with self._lock:
+                    self._connections.pop(thread).close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

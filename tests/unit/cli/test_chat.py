@@ -36,3 +36,9 @@ def test_a_refusal_with_brackets_ends_no_conversation(monkeypatch: pytest.Monkey
     assert ChatCommand.model_validate({"model": "models/[new]"}).run() == 0
     assert "models/[new] is ready" in shown.getvalue()
     assert REFUSAL in shown.getvalue()
+
+
+def test_a_conversation_has_one_answer() -> None:
+    """The pieces of two were printed as one text, which became the assistant's message."""
+    with pytest.raises(InvalidRequestError, match="n=2"):
+        ChatCommand.model_validate({"model": "m", "n": 2}).run()

@@ -19,9 +19,14 @@ PATIENT_S = 10.0
 
 
 def record(
-    worker_id: str, incarnation: str = "1", *, address: str = "10.0.0.1:7900", role: str = "prefill"
+    worker_id: str,
+    incarnation: str = "1",
+    *,
+    address: str = "10.0.0.1:7900",
+    role: str = "prefill",
+    epoch: int = 0,
 ) -> WorkerRecord:
-    return WorkerRecord(WorkerAddress(worker_id, address, incarnation), role=role, model="m", pool="model")
+    return WorkerRecord(WorkerAddress(worker_id, address, incarnation), role=role, model="m", pool="model", epoch=epoch)
 
 
 def model(name: str = "m", fingerprint: str = "weights", **changes: Any) -> ModelInfo:

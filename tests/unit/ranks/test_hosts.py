@@ -22,7 +22,7 @@ from tandem.compute.native.links_layout import make_links_memory
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
-from tandem.ranks.frames import NUMBER, Frame, FrameKind
+from tandem.ranks.frames import HEADER, NUMBER, Frame, FrameKind
 from tandem.ranks.host import HostSession
 from tandem.ranks.host_group import HostGroup
 from tandem.ranks.host_kv import KVEndpoint
@@ -313,6 +313,25 @@ def test_a_leader_that_ends_during_the_handshake_may_be_joined_again(tmp_path: P
         with pytest.raises(TransportError, match="broke off"):
             join(listener.getsockname(), proof(tmp_path), bytes(16), Direction.TO_HOST, RELEASE)
         hanging_up.result(timeout=10)
+
+
+def test_nothing_follows_a_frame_that_was_sent_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's next heartbeats would have been read as the rest of what its ranks had published."""
+    monkeypatch.setattr("tandem.ranks.link._SEND_S", 0.1)
+    (incoming, unsent), (outgoing, theirs) = socket.socketpair(), socket.socketpair()
+    with incoming, unsent, outgoing, theirs:
+        link = Link(incoming, outgoing, lambda: True)
+        published = Frame(FrameKind.PUBLISH, size=1 << 24)
+        with pytest.raises(BlockingIOError):
+            link.send(published, bytes(published.size))
+        theirs.settimeout(0.0)
+        num_received = 0
+        with suppress(BlockingIOError):
+            while data := theirs.recv(1 << 20):
+                num_received += len(data)
+        assert 0 < num_received < HEADER.size + published.size
+        with pytest.raises(BrokenPipeError):
+            link.send(Frame(FrameKind.BEATS))
 
 
 def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:

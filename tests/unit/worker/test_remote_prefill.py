@@ -13,6 +13,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall, PrefillCall
 from tandem.rpc.prompt_reuse import PromptSizes, RememberedPrompts, current_prompt_sizes
+from tandem.worker.source import KVSource
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
     GREEDY,
@@ -212,6 +213,55 @@ def test_a_prompt_without_room_here_gives_its_lease_back(llama: Path, monkeypatc
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
+
+
+def test_a_lease_of_a_source_that_takes_no_reads_does_not_wait_for_room(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same two waited for each other where another request's read had broken the connection: what had been leased
+    was not given up until there was room for a read that could not succeed.
+    """
+    sources: list[KVSource] = []
+
+    class RecordedSource(KVSource):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            sources.append(self)
+
+    monkeypatch.setattr("tandem.worker.sources.KVSource", RecordedSource)
+
+    async def main() -> None:
+        gate = Gate(2)
+        async with (
+            pair_of(llama, max_num_running=1, lease_ttl_s=60) as pair,
+            front_of(pair.prefill, change=gate) as front,
+        ):
+            engine = pair.decode.core.engine
+            running = engine.stream(prompt_of(20, seed=9), replace(LONG, max_tokens=230), request_id="first")
+            await anext(running)
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
+            await until(lambda: is_waiting(pair), "the request that finds no room")
+            async with asyncio.timeout(TIMEOUT_S):
+                await gate.reached.wait()
+            held = threading.Event()
+            engine.post(lambda e: wait_for(held))
+            try:
+                (source,) = sources
+                source.is_broken = True
+                gate.opened.set()
+                await at_rest(pair.prefill, timeout_s=5.0)
+            finally:
+                held.set()
+            assert await engine.call(lambda e: e.num_waiting) == 1, "the other ended too soon for this test"
+            await running.aclose()
+            assert await task == alone(llama, PROMPT, GREEDY)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+async def is_waiting(pair: Pair) -> bool:
+    return await pair.decode.core.engine.call(lambda engine: engine.num_waiting) == 1
 
 
 def wait_for(event: threading.Event) -> None:

@@ -352,6 +352,33 @@ def test_a_call_that_is_left_ends_its_lease_with_its_hold(llama: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_call_that_is_cancelled_twice_frees_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its certificate is withdrawn, and its caller leaves while what it began is still being ended."""
+    forgotten: list[str] = []
+    monkeypatch.setattr("tandem.worker.service.forget_draft_state", lambda _, engine_id: forgotten.append(engine_id))
+
+    async def main() -> None:
+        ending = asyncio.Event()
+
+        async def is_ended_late(*_: "asyncio.Task[None]") -> None:
+            ending.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr("tandem.worker.service.ended", is_ended_late)
+        async with pair_of(llama, lease_ttl_s=60) as pair:
+            stream = service_of(pair.prefill).prefill(call_of())
+            assert (await anext(aiter(stream))).lease is not None
+            closing = asyncio.create_task(stream.aclose())  # type: ignore[attr-defined]
+            async with asyncio.timeout(TIMEOUT_S):
+                await ending.wait()
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await at_rest(pair.prefill)
+            assert len(forgotten) == 1
+
+    asyncio.run(main())
+
+
 def test_a_change_of_the_lifecycle_is_told_at_once_though_a_report_was_just_being_sent(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair, aclosing(service_of(pair.prefill).watch(3600.0)) as reports:

@@ -45,6 +45,13 @@ def test_auto_needs_a_port_that_is_known_beforehand(bind: str) -> None:
         settings_of(bind=bind, advertise="auto")
 
 
+@pytest.mark.parametrize("advertise", ["decode-0", "decode-0:", ":7900", "decode-0:0", "decode-0:65536", ""])
+def test_an_address_that_nobody_could_call_is_not_advertised(advertise: str) -> None:
+    """The worker was ready, and never found: routers refused its announcements, which its log said once."""
+    with pytest.raises(ValidationError, match="advertise"):
+        settings_of(advertise=advertise)
+
+
 def test_an_advertised_address_is_told_as_it_is_written() -> None:
     assert settings_of(advertise="decode-0:7900").advertised("0.0.0.0:7900") == "decode-0:7900"
 

@@ -3,10 +3,12 @@
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from tandem.core.errors import TransportError
 from tandem.transport.card import Identity, unseal
 from tandem.transport.tcp import wire
 from tandem.transport.tcp.client import Address, open_connection
@@ -46,6 +48,37 @@ def client(server: TcpTransport) -> Iterator[socket.socket]:
     with open_connection(address, unseal(server.card(), reader), reader, no_tick) as connection:
         connection.settimeout(10)
         yield connection
+
+
+def test_a_server_without_threads_for_a_connection_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepted no more, for good: the thread that accepts had ended."""
+    start, refused = threading.Thread.start, list[threading.Thread]()
+
+    def start_but_the_first(thread: threading.Thread) -> None:
+        if thread.name == "kv-tcp-serve" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_but_the_first)
+    transport = TcpTransport(pool_of(seeded_pages(4, NUM_BLOCKS, PAGE_BYTES)), IDENTITY)
+    try:
+        where = transport.address.host, transport.address.port
+        with socket.create_connection(where, timeout=10) as connection:
+            assert is_closed(connection)
+        reader = Identity(COMPATIBILITY, SECRET)
+        open_connection(Address(*where), unseal(transport.card(), reader), reader, no_tick).close()
+    finally:
+        transport.close()
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_name_that_is_none_is_not_reached(host: str, server: TcpTransport) -> None:
+    """Every worker that met one of such a name ended: of several hosts, one whose `--advertise-host` was mistyped."""
+    reader = Identity(COMPATIBILITY, SECRET)
+    with pytest.raises(TransportError, match="cannot reach peer"):
+        open_connection(Address(host, 1), unseal(server.card(), reader), reader, no_tick)
 
 
 def is_closed(connection: socket.socket) -> bool:
