@@ -10,13 +10,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
 from tandem.architecture.state import Segment
+from tandem.architecture.tensors import MAX_RANKS
 from tandem.kvcache.placement import BlockPlacement, PageOffset, segment_places
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
 from tandem.kvcache.stage_layouts import stage_layouts
+
+_LEAST_PIECE_BYTES = 128  # of a piece of one head; 2^31 of them are 256 GiB
 
 
 def num_parts(layout: KVLayout, num_ranks: int) -> int:
@@ -102,8 +105,26 @@ class RankedLayout:
 
     @cached_property
     def piece_bytes(self) -> int:
-        """Greatest common divisor of the sizes of all heads: any exchange is a whole number of such pieces."""
-        return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
+        """Bytes of a piece, the unit of reads between workers of different divisions. Any exchange is a whole number of
+        pieces, whatever the two divisions. It follows from `whole` alone.
+
+        It is the greatest common divisor of the sizes of all heads. Where that is below 128, the heads of a segment
+        count in runs of `num_heads // gcd(num_heads, MAX_RANKS)`, which no division cuts: a width is a power of two up
+        to `MAX_RANKS`, and divides the number of heads or is a multiple of it. Heads that may lie in different pages
+        still count one by one.
+        """
+        if self._piece_of_one_head >= _LEAST_PIECE_BYTES:
+            return self._piece_of_one_head
+        return math.gcd(*map(_uncut_bytes, self._all_segments()))
+
+    @property
+    def has_joint_pieces(self) -> bool:
+        """Whether some heads count in runs. In earlier releases none do, so the size of a piece differs from theirs."""
+        return self.piece_bytes != self._piece_of_one_head
+
+    @cached_property
+    def _piece_of_one_head(self) -> int:
+        return math.gcd(*(segment.head_bytes for segment in self._all_segments()))
 
     def used_bytes(self, group: int, rank: int) -> tuple[int, ...]:
         """Number of bytes in use at the beginning of each page of a rank's block in a KV group."""
@@ -148,6 +169,10 @@ class RankedLayout:
     def _segments(self, group: KVGroup) -> tuple[Segment, ...]:
         return group.spec.segments(self.whole.block_size)
 
+    def _all_segments(self) -> Iterator[Segment]:
+        """Segments of every group on one rank."""
+        return chain.from_iterable(map(self._segments, self.whole.groups))
+
     def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
         """Heads of the rectangle's segment that a rank has, with their places."""
         segments = self._segments(self.layout.groups[group])
@@ -183,6 +208,13 @@ class _Heads:
         piece = self.placement.place(self.kind, index, 0)
         place = PageOffset(piece.page, piece.start + self.offset + own * self.segment.head_bytes)
         return place, self.segment.num_heads - own
+
+
+def _uncut_bytes(segment: Segment) -> int:
+    """Bytes of the heads that lie together and on one rank in every division."""
+    if segment.is_cut:
+        return segment.head_bytes
+    return segment.num_bytes // math.gcd(segment.num_heads, MAX_RANKS)
 
 
 def _ranges(all_layers: tuple[int, ...], span: range) -> list[range]:

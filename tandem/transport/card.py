@@ -58,7 +58,8 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class Card:
     """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`. Only
-    workers of several ranks state `piece_bytes`; otherwise it follows from the compatible layout.
+    workers of several ranks state `piece_bytes`; otherwise it follows from the compatible layout, and is among
+    `compatibility` where earlier releases compute another.
     """
 
     transport: str

@@ -21,12 +21,15 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
 
     The number of ranks is none of them, unless several ranks group layers in another way than one does. Then blocks
-    have other layers, and only workers with the same number of ranks can share them.
+    have other layers, and only workers with the same number of ranks can share them. The size of pieces is one where it
+    is not that of earlier releases, since cards of one rank do not state it.
     """
     ranked = assembly.pages.ranked
     ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
+    pieces = {"piece_bytes": str(ranked.piece_bytes)} if ranked.has_joint_pieces else {}
     return {
         **ranks,
+        **pieces,
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(ranked.whole),
         "layout_version": str(LAYOUT_VERSION),

@@ -50,6 +50,8 @@ MODELS: dict[str, tuple[StateSpec, ...]] = {
         kv(4),
         kv(4),
     ),
+    "a head for each channel": (*(RecurrentSpec(64, 3, "bfloat16", (64, 1, 3), ((64, 1),)),) * 3, kv(4), kv(4)),
+    "heads of odd sizes": (*(RecurrentSpec(56, 3, "bfloat16", (8, 5, 2), ((8, 5), (4, 2), (4, 2))),) * 3, kv(4)),
     "latents beside": (LatentSpec(6, 2, "bfloat16"), LatentSpec(6, 2, "bfloat16")),
 }
 

@@ -49,7 +49,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 
 @pytest.mark.parametrize(
     ("family", "kv_heads", "prefill", "decode"),
-    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1), ("kimi_linear", 4, 1, 2)],
+    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1), ("kimi_linear", 4, 1, 2), ("jamba", 2, 1, 2)],
 )
 def test_two_widths_give_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
@@ -64,7 +64,7 @@ def test_two_widths_give_the_tokens_of_one_rank(
         ("qwen2", 2, 2, (1, 2)),
         *(
             pytest.param(family, kv_heads, prefill, decode, marks=pytest.mark.slow)
-            for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4))
+            for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4), ("jamba", 2))
             for prefill, decode in ((1, (1, 2)), ((1, 2), 2), ((2, 2), (1, 2)), (1, (2, 2)), ((2, 2), 1))
         ),
     ],

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.core.errors import IncompatiblePeerError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpdate
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
@@ -21,6 +23,7 @@ from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.hybrid_checkpoints import (
     RECURRENT_BUILDERS,
     save_tiny_falcon_h1,
+    save_tiny_jamba,
     save_tiny_lfm2,
     save_tiny_mamba2,
 )
@@ -68,6 +71,13 @@ def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with attention and a recurrence in each layer."""
     path = tmp_path_factory.mktemp("worker-falcon-h1")
     return write_byte_tokenizer(save_tiny_falcon_h1(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+
+
+@pytest.fixture(scope="module")
+def scanning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a state of each channel."""
+    path = tmp_path_factory.mktemp("worker-jamba")
+    return write_byte_tokenizer(save_tiny_jamba(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +299,41 @@ def test_a_peer_whose_state_lies_otherwise_is_refused_by_name(
     asyncio.run(main())
     assert "kv_layout: peer" in caplog.text
     assert "float32 (head, column, row)" in caplog.text
+
+
+def test_a_peer_that_counts_in_smaller_pieces_is_refused_by_name(
+    scanning: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of an earlier release, whose pieces are a channel's input of one token, and whose card states none."""
+
+    def earlier(greeting: Greeting) -> Greeting:
+        compatibility = dict(greeting.compatibility)
+        del compatibility["piece_bytes"]
+        return replace(greeting, compatibility=compatibility)
+
+    async def main() -> None:
+        expected = await asyncio.to_thread(alone, scanning, PROMPT, GREEDY)
+        async with pair_of(scanning) as pair, front_of(pair.prefill, change_greeting=earlier) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert front.handler.calls == ["greet"]
+            assert await num_fetched(pair) == 0
+            ours = pair.decode.core.greeting(PROTOCOL_VERSION)
+            with pytest.raises(IncompatiblePeerError, match=r"piece_bytes: peer '\(absent\)', here '64'"):
+                await pair.to_prefill.greet(earlier(ours))
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+    assert "piece_bytes: peer '(absent)', here '64'" in caplog.text
+
+
+def test_workers_of_models_with_larger_heads_share_blocks_with_those_of_earlier_releases(llama: Path) -> None:
+    """They state no size of pieces, which is that of the release before."""
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            assert "piece_bytes" not in pair.decode.core.compatibility
+
+    asyncio.run(main())
 
 
 def test_a_peer_without_index_keys_is_refused_by_name(
