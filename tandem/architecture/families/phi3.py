@@ -25,6 +25,7 @@ _DEFAULTS = base.Defaults(
     vocab=32064,
 )
 DROPOUT_KEYS = ("embd_pdrop", "resid_pdrop")  # only matter in training
+_ORIGINAL, _DEFAULT_ORIGINAL = "original_max_position_embeddings", 4096
 _PLAIN_KEYS = ("full_attn_mod", "interpolate_factor")  # 1 in all published files; no code is known that reads them
 
 
@@ -33,6 +34,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     window, rope = fields.optional_count("sliding_window"), sizes.rope(fields)
     for name in _PLAIN_KEYS:
         fields.only(name, (1,), "1")
+    _check_original_length(fields)
     layers = [
         base.pre_norm_layer(
             sizes,
@@ -47,6 +49,13 @@ def _read_model(fields: Fields) -> ModelSpec:
     model = base.build_model("phi3", fields, sizes, layers)
     base.check_unread(fields, DROPOUT_KEYS)
     return model
+
+
+def _check_original_length(fields: Fields) -> None:
+    """Refuses a length inside the rope's description alone: transformers reads it outside, and else has the default."""
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if rope is not None and fields.get(_ORIGINAL) is None:
+        rope.only(_ORIGINAL, (_DEFAULT_ORIGINAL,), f"{_DEFAULT_ORIGINAL} unless the same key outside has another value")
 
 
 def _fused_attention(mixer: AttentionSpec, prefix: str) -> AttentionSpec:

@@ -120,6 +120,20 @@ def test_longrope_of_a_length_equals_transformers_bit_for_bit(
     assert rope.attention_factor == factor
 
 
+def test_longrope_of_phi_3_with_the_original_length_inside_alone_is_refused() -> None:
+    """Transformers reads it outside of the rope's parameters, and has 4,096 if it is not there."""
+    rope = {"rope_type": "longrope", **PHI_4_MINI}
+    sizes = SIZES | {"partial_rotary_factor": 0.75}
+
+    def read_phi3(inside: int, **outside: int) -> ModelSpec:
+        parameters = rope | {"original_max_position_embeddings": inside}
+        return phi3.FAMILY.read_model(Fields(sizes | {"rope_parameters": parameters} | outside, "config.json"))
+
+    assert read_phi3(4096) == read_phi3(8192, original_max_position_embeddings=4096)
+    with pytest.raises(UnsupportedCheckpointError, match="original_max_position_embeddings=8192 is not served.*4096"):
+        read_phi3(8192)
+
+
 def test_attn_factor_is_refused_with_both_readings() -> None:
     """Transformers ignores it; others multiply by it, here to no factor at all."""
     parameters = PARAMETERS["qwen yarn"] | {"attn_factor": 0.8782488562869419}
