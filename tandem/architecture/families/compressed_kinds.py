@@ -62,6 +62,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> Mapping[str, RopeSpec]:
             default_theta=thetas[name],
             default_share=_ROTATED_SHARE if rotary_dim is None else rotary_dim / sizes.head_dim,
             served_shares=None,
+            is_one_of_several=True,
         )
         for name, section in sections.items()
     }
