@@ -50,6 +50,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> Mapping[str, RopeSpec]:
     if nested is not None and nested.has(_MAIN):
         sections = {name: nested.section(name) for name in thetas}
         nested.refuse_unread()
+        thetas[_COMPRESSED] = thetas[_MAIN]  # NOTE: as in transformers, where an object has none
     else:
         sections = {_MAIN: None, _COMPRESSED: scaling or nested}
     rotary_dim = fields.optional_count("qk_rope_head_dim", high=sizes.head_dim)
