@@ -244,7 +244,7 @@ def test_mistral_with_kinds_of_layers_has_the_window_in_sliding_ones(kind: str, 
 def test_mistral_inside_a_multimodal_model_has_one_window(window: dict[str, Any]) -> None:
     """`transformers` reads no `layer_types` there, so that the list contradicts what it computes."""
     text = {key: value for key, value in MISTRAL_7B.items() if key not in ("architectures", "sliding_window")}
-    values = {
+    values: dict[str, Any] = {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "model_type": "mistral3",
         "text_config": {**text, **window},
