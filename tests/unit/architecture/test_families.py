@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import QueryScaling
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family, supported_architectures
 from tandem.architecture.rope import LinearScaling, ProportionalScaling, RopeSpec
@@ -268,6 +269,13 @@ def test_ministral3_without_a_theta_in_its_rope_has_that_of_the_top() -> None:
     rope = read(_ministral3(rope_theta=1e6)).layers[0].mixer.rope
     assert rope is not None
     assert rope.theta == 1e6
+
+
+def test_queries_of_ministral3_grow_from_the_original_length_at_the_top_on() -> None:
+    """It was read for the angles alone, and queries grew from the length inside `rope_parameters` on."""
+    mixer = attention_of(read(_ministral3(original_max_position_embeddings=32)))[0]
+    assert mixer.query_scaling == QueryScaling(0.1, 32)
+    assert attention_of(read(_ministral3()))[0].query_scaling == QueryScaling(0.1, 64)
 
 
 def test_ministral3_with_rope_scaling_is_refused() -> None:
