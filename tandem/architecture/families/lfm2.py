@@ -32,7 +32,6 @@ UNUSED_KEYS: Final = (
 
 def read_sizes(fields: Fields, defaults: base.Defaults) -> base.Sizes:
     """Sizes, with the norms' epsilon read from this family's key."""
-    fields.only("hidden_act", ("silu", "swish"), "silu")  # NOTE: transformers has no other and reads no key
     return replace(base.read_sizes(fields, defaults), eps=fields.number("norm_eps", 1e-5, high=1.0))
 
 

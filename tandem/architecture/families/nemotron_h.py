@@ -30,18 +30,11 @@ _DEFAULTS = base.Defaults(
 _UNUSED_KEYS = (
     *("mamba_proj_bias", "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type"),
     *("partial_rotary_factor", "rope_theta", "attention_head_dim", "num_nextn_predict_layers"),
-    *("mamba_chunk_size", "mamba_dt_init_floor", "mamba_dt_max", "mamba_dt_min", "mamba_expand"),
 )
-_OTHER_NAMES = {
-    "mamba_conv_bias": "use_conv_bias",
-    "mamba_d_conv": "conv_kernel",
-    "mamba_dt_limit": "time_step_limit",
-    "mamba_n_groups": "n_groups",
-}  # arguments of NVIDIA's own configuration class, which transformers reads too
 
 
 def _read_model(file: Fields) -> ModelSpec:
-    fields = file.renamed(_OTHER_NAMES)
+    fields = file.renamed(backbone.OTHER_NAMES)
     fields.only("mamba_hidden_act", ("silu", "swish"), "silu")
     kinds = read_kinds(fields)
     read = base.read_sizes(fields, replace(_DEFAULTS, layers=len(kinds)))

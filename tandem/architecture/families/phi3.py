@@ -25,16 +25,15 @@ _DEFAULTS = base.Defaults(
     vocab=32064,
 )
 DROPOUT_KEYS = ("embd_pdrop", "resid_pdrop")  # only matter in training
-_ORIGINAL, _DEFAULT_ORIGINAL = "original_max_position_embeddings", 4096
 _PLAIN_KEYS = ("full_attn_mod", "interpolate_factor")  # 1 in all published files; no code is known that reads them
 
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window, rope = fields.optional_count("sliding_window"), sizes.rope(fields)
+    _check_original_length(fields)
     for name in _PLAIN_KEYS:
         fields.only(name, (1,), "1")
-    _check_original_length(fields)
     layers = [
         base.pre_norm_layer(
             sizes,
@@ -52,10 +51,10 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _check_original_length(fields: Fields) -> None:
-    """Refuses a length inside the rope's description alone: transformers reads it outside, and else has the default."""
+    """Refuses a length inside the rope's description alone: transformers reads it outside, and else has 4,096."""
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
-    if rope is not None and fields.get(_ORIGINAL) is None:
-        rope.only(_ORIGINAL, (_DEFAULT_ORIGINAL,), f"{_DEFAULT_ORIGINAL} unless the same key outside has another value")
+    if rope is not None and fields.get("original_max_position_embeddings") is None:
+        rope.only("original_max_position_embeddings", (4096,), "4096 unless the same key outside has another value")
 
 
 def _fused_attention(mixer: AttentionSpec, prefix: str) -> AttentionSpec:
