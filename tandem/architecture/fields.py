@@ -127,9 +127,11 @@ class Fields:
         return tuple(map(float, value))
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean; `default` when the key is absent or null."""
+        """A boolean; `default` when the key is absent. NOTE: null is false to transformers, and refused if the default
+        is true.
+        """
         value = self.get(name)
-        if value is None:
+        if value is None and not (default and name in self._values):
             return default
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")

@@ -121,6 +121,7 @@ def read_rope(
     default_share: float = 1.0,
     served_shares: tuple[float, ...] | None = (1.0,),
     harmless: tuple[str, ...] = (),
+    is_one_of_several: bool = False,
 ) -> RopeSpec:
     """The embedding that `parameters` (the object `rope_parameters` or `rope_scaling`; None = plain) describes.
 
@@ -128,6 +129,8 @@ def read_rope(
         default_share: part of each head that is rotated where the checkpoint does not say.
         served_shares: values of `partial_rotary_factor` that the family serves; None = all.
         harmless: keys of `parameters` that change nothing for text.
+        is_one_of_several: other layers of the model have another one. NOTE: transformers then reads `truncate` nowhere,
+            and the original length in `parameters` alone.
 
     Raises:
         UnsupportedCheckpointError: a rope type or option that is not served.
@@ -135,14 +138,17 @@ def read_rope(
     """
     rotary_dim = _rotary_dim(config, parameters, head_dim, default_share, served_shares)
     if parameters is None:
-        config.get("original_max_position_embeddings")  # NOTE: Phi 3 names it without any scaling
+        if not is_one_of_several:
+            config.get("original_max_position_embeddings")  # NOTE: Phi 3 names it without any scaling
         return RopeSpec(rotary_dim, default_theta)
+    if is_one_of_several:
+        parameters.only("truncate", (True,), "true (transformers does not read it for this family)")
     theta = parameters.number("rope_theta", default_theta)
     name = "rope_type" if parameters.get("rope_type") is not None else "type"
     rope_type = parameters.text(name, "default") or "default"
     if rope_type not in _READERS:
         raise parameters.unsupported(name, ", ".join(sorted(_READERS)))
-    original = _original_length(config, parameters)
+    original = _original_length(parameters if is_one_of_several else config, parameters)
     sizes = _Sizes(original, max_positions, rotary_dim // 2)
     scaling, attention_factor = _READERS[rope_type](parameters, sizes)
     if isinstance(scaling, ProportionalScaling):

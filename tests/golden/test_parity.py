@@ -83,6 +83,10 @@ CASES = {
     "qwen3-yarn": Case(QWEN3, _rope("yarn", factor=4.0, original_max_position_embeddings=64), 70),
     "mistral-window": Case(MISTRAL),
     "mistral-window-of-one": Case(MISTRAL, {"sliding_window": 1}),
+    "mistral-window-in-some-layers": Case(
+        MISTRAL, {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+    ),
+    "mistral-window-in-no-layer": Case(MISTRAL, {"layer_types": ["full_attention"] * 3}),
     "mistral-full": Case(MISTRAL, {"sliding_window": None, "head_dim": 32}),
     "gemma3": Case(GEMMA3),
     "gemma3-untied": Case(GEMMA3, {"tie_word_embeddings": False}),

@@ -13,10 +13,19 @@ UNUSED_KEYS: Final = (
     *("chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
     *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
     *("time_step_rank", "use_mamba_kernels", "norm_before_gate", "rms_norm", "norm_eps"),
+    *("mamba_chunk_size", "mamba_dt_init_floor", "mamba_dt_max", "mamba_dt_min", "mamba_expand"),
 )
 """Beside sizes that follow from others and numbers for training, those whose effect is a rounding. NOTE: `transformers`
 applies Nemotron-H's `time_step_min` to a prompt and not to what follows; other engines and this one never do.
 """
+
+OTHER_NAMES: Final = {
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_limit": "time_step_limit",
+    "mamba_n_groups": "n_groups",
+}
+"""Arguments of NVIDIA's own configuration class for Nemotron-H, which transformers reads too, and their usual names."""
 
 
 def layer_prefix(index: int) -> str:

@@ -50,6 +50,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> Mapping[str, RopeSpec]:
     if nested is not None and nested.has(_MAIN):
         sections = {name: nested.section(name) for name in thetas}
         nested.refuse_unread()
+        thetas[_COMPRESSED] = thetas[_MAIN]  # NOTE: as in transformers, where an object has none
     else:
         sections = {_MAIN: None, _COMPRESSED: scaling or nested}
     rotary_dim = fields.optional_count("qk_rope_head_dim", high=sizes.head_dim)
@@ -62,6 +63,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> Mapping[str, RopeSpec]:
             default_theta=thetas[name],
             default_share=_ROTATED_SHARE if rotary_dim is None else rotary_dim / sizes.head_dim,
             served_shares=None,
+            is_one_of_several=True,
         )
         for name, section in sections.items()
     }

@@ -18,8 +18,6 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
         base.FULL: nested.section(base.FULL) if nested else scaling,
         base.SLIDING: nested.section(base.SLIDING) if nested else None,
     }
-    for section in filter(None, sections.values()):
-        section.only("truncate", (True,), "true (transformers does not read it for this family)")
     if nested is not None:
         nested.refuse_unread()
     thetas = {
@@ -33,6 +31,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
             head_dim=sizes.head_dim,
             max_positions=sizes.max_positions,
             default_theta=thetas[kind],
+            is_one_of_several=True,
         )
         for kind in sections
     }

@@ -77,4 +77,5 @@ def _read_rope(fields: Fields, sizes: base.Sizes, kind: str) -> RopeSpec:
         max_positions=sizes.max_positions,
         default_theta=fields.number("rope_theta", DEFAULT_THETA),
         served_shares=None if is_proportional else (1.0,),
+        is_one_of_several=True,
     )

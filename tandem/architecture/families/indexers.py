@@ -15,6 +15,7 @@ from tandem.architecture.tensors import LayerNormSpec, LinearSpec, ShardAxis
 _NORM_EPS = 1e-6
 _MULTIPLE = 8  # an index key has a multiple of so many elements
 INDEXED = "indexed_attention"  # kind of a layer, in `layer_types`
+_OLD_INDEXED = "deepseek_sparse_attention"  # the same in files of earlier transformers
 FULL, SHARED = "full", "shared"  # in `indexer_types`: has an indexer, or follows an earlier one
 
 
@@ -29,7 +30,7 @@ def read_indexers(
         is_interleaved: order of the rotated elements of index queries and keys.
         types: for each layer, `FULL` if it has an indexer; None = all have one.
     """
-    base.read_layer_types(fields, sizes.num_layers, (INDEXED,))
+    base.read_layer_types(fields, sizes.num_layers, (INDEXED, _OLD_INDEXED))
     heads = fields.count("index_n_heads", num_heads, high=1 << 12)
     head_dim = fields.count("index_head_dim", 128, high=1 << 12)
     top_k = fields.count("index_topk", 2048)

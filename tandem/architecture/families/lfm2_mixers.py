@@ -16,6 +16,7 @@ _CONV: Final = "conv"
 def read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
     """The mixer of each layer, by `layer_types`, or by `full_attn_idxs` in older files."""
     fields.only("number_of_conv_states", (1,), "1")
+    fields.only("hidden_act", ("silu", "swish"), "silu")  # NOTE: of the blocks; transformers reads no key
     types = base.read_layer_types(fields, sizes.num_layers, (base.FULL, _CONV))
     attending = fields.get("full_attn_idxs")
     if types is None:

@@ -50,6 +50,7 @@ def read_positions(
     parameters.get("max_position_embeddings")  # a copy that nobody reads
     beta = parameters.optional_number("llama_4_scaling_beta", low=-1.0)
     original = parameters.optional_count("original_max_position_embeddings")
+    outer = fields.optional_count("original_max_position_embeddings")  # NOTE: it wins, as for the angles
     if beta is None or original is None:
         raise parameters.wrong("llama_4_scaling_beta", "a number, beside original_max_position_embeddings")
     rope = read_rope(
@@ -61,7 +62,7 @@ def read_positions(
         default_share=share,
         served_shares=(share,),
     )
-    return rope, QueryScaling(beta, original)
+    return rope, QueryScaling(beta, original if outer is None else outer)
 
 
 FAMILY = base.Family(_read_model)  # found by `registry`

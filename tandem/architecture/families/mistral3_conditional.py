@@ -26,6 +26,8 @@ def _read_inner(text: Fields) -> ModelSpec:
     model_type = text.text("model_type", "mistral") or "mistral"
     if model_type not in _TEXT_FAMILIES:
         raise text.unsupported("model_type", ", ".join(sorted(_TEXT_FAMILIES)))
+    if model_type == "mistral" and not (text.has("sliding_window") and text.get("sliding_window") is None):
+        text.only("layer_types", (), "absent beside a window, which transformers gives to all layers of this model")
     return _TEXT_FAMILIES[model_type].read_model(text)
 
 

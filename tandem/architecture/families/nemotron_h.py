@@ -33,7 +33,8 @@ _UNUSED_KEYS = (
 )
 
 
-def _read_model(fields: Fields) -> ModelSpec:
+def _read_model(file: Fields) -> ModelSpec:
+    fields = file.renamed(backbone.OTHER_NAMES)
     fields.only("mamba_hidden_act", ("silu", "swish"), "silu")
     kinds = read_kinds(fields)
     read = base.read_sizes(fields, replace(_DEFAULTS, layers=len(kinds)))

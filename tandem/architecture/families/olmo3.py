@@ -47,6 +47,7 @@ def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
             head_dim=sizes.head_dim,
             max_positions=sizes.max_positions,
             default_theta=default_theta,
+            is_one_of_several=True,
         )
 
     return {base.FULL: rope(scaling or full, theta), base.SLIDING: rope(sliding, _THETA)}

@@ -31,6 +31,7 @@ _PLAIN_KEYS = ("full_attn_mod", "interpolate_factor")  # 1 in all published file
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window, rope = fields.optional_count("sliding_window"), sizes.rope(fields)
+    _check_original_length(fields)
     for name in _PLAIN_KEYS:
         fields.only(name, (1,), "1")
     layers = [
@@ -47,6 +48,13 @@ def _read_model(fields: Fields) -> ModelSpec:
     model = base.build_model("phi3", fields, sizes, layers)
     base.check_unread(fields, DROPOUT_KEYS)
     return model
+
+
+def _check_original_length(fields: Fields) -> None:
+    """Refuses a length inside the rope's description alone: transformers reads it outside, and else has 4,096."""
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if rope is not None and fields.get("original_max_position_embeddings") is None:
+        rope.only("original_max_position_embeddings", (4096,), "4096 unless the same key outside has another value")
 
 
 def _fused_attention(mixer: AttentionSpec, prefix: str) -> AttentionSpec:

@@ -101,6 +101,7 @@ class StateSpaceSizes:
 def read_state_space(fields: Fields, sizes: Sizes, inner: int) -> StateSpaceSizes:
     """Reads the sizes of mixers whose keys begin with `mamba_`; `inner`: elements of the values of all heads."""
     check_step_limit(fields)
+    fields.only("hidden_act", ("silu", "swish"), "silu")  # NOTE: it is the convolution's, too
     heads = fields.count("mamba_n_heads", 128, high=1 << 12)
     groups = fields.count("mamba_n_groups", 1, high=heads)
     head_dim = inner // heads if fields.get("mamba_d_head") in (None, "auto") else fields.count("mamba_d_head")

@@ -20,6 +20,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes) -> list[MixtureOfExpertsSpec]
     """Reads the experts of each layer, with a shared block."""
     for name, accepted in _FORM.items():
         fields.only(name, accepted, " or ".join(map(str, accepted)))
+    fields.only("hidden_act", ("silu", "swish"), "silu")  # NOTE: the only one that is clamped here
     clamp = Clamp(alpha=1.0, limit=fields.number("swiglu_limit", 10.0), shift=0.0)
     router = _read_router(fields, sizes)
     table = TensorSpec("gate.tid2eid", (sizes.vocab, router.top_k), is_lookup=True, code_dtype="int64")

@@ -152,6 +152,8 @@ def test_published_and_newer_files_say_the_same() -> None:
     assert mixers(**newer) == found
     del yarn["attention_factor"]
     assert mixers(**newer)[CHOSEN].rope.attention_factor == pytest.approx(0.1 * math.log(16) + 1)
+    without = {"main": {"rope_theta": 5_000.0}, "compress": {"rope_type": "default"}}
+    assert mixers(**{**newer, "rope_parameters": without})[CHOSEN].rope.theta == 10_000  # as in transformers
     given = {**PUBLISHED["rope_scaling"], "attention_factor": 1.5}
     assert mixers(rope_scaling=given)[CHOSEN].rope.attention_factor == 1.5
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import QueryScaling
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family, supported_architectures
 from tandem.architecture.rope import LinearScaling, ProportionalScaling, RopeSpec
@@ -233,6 +234,28 @@ def test_mistral_without_the_key_has_the_default_window() -> None:
     assert attention_of(read(values))[0].window == 4096
 
 
+@pytest.mark.parametrize(("kind", "window"), [("sliding_attention", 4096), ("full_attention", None)])
+def test_mistral_with_kinds_of_layers_has_the_window_in_sliding_ones(kind: str, window: int | None) -> None:
+    """With `full_attention` throughout, the list was reported as without effect and every layer had the window."""
+    values = MISTRAL_7B | {"sliding_window": 4096, "layer_types": ["full_attention", *[kind] * 31]}
+    assert windows(read(values)) == [None, *[window] * 31]
+
+
+@pytest.mark.parametrize("window", [{"sliding_window": 4096}, {}])
+def test_mistral_inside_a_multimodal_model_has_one_window(window: dict[str, Any]) -> None:
+    """`transformers` reads no `layer_types` there, so that the list contradicts what it computes."""
+    text = {key: value for key, value in MISTRAL_7B.items() if key not in ("architectures", "sliding_window")}
+    values: dict[str, Any] = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": {**text, **window},
+    }
+    assert {*windows(read(values))} == {4096}
+    values["text_config"]["layer_types"] = ["full_attention"] * 32
+    with pytest.raises(UnsupportedCheckpointError, match="layer_types="):
+        read(values)
+
+
 def _ministral3(**keys: Any) -> dict[str, Any]:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
     return {**MISTRAL_7B, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"} | {
@@ -246,6 +269,13 @@ def test_ministral3_without_a_theta_in_its_rope_has_that_of_the_top() -> None:
     rope = read(_ministral3(rope_theta=1e6)).layers[0].mixer.rope
     assert rope is not None
     assert rope.theta == 1e6
+
+
+def test_queries_of_ministral3_grow_from_the_original_length_at_the_top_on() -> None:
+    """It was read for the angles alone, and queries grew from the length inside `rope_parameters` on."""
+    mixer = attention_of(read(_ministral3(original_max_position_embeddings=32)))[0]
+    assert mixer.query_scaling == QueryScaling(0.1, 32)
+    assert attention_of(read(_ministral3()))[0].query_scaling == QueryScaling(0.1, 64)
 
 
 def test_ministral3_with_rope_scaling_is_refused() -> None:

@@ -160,6 +160,13 @@ def test_text_model_of_an_unknown_kind_is_refused() -> None:
         read({**config, "text_config": {**config["text_config"], "model_type": "mistral5"}})
 
 
+def test_experts_of_deepseek_v4_with_another_activation_are_refused() -> None:
+    """They were computed with SiLU, which is what is clamped, and the key was taken as read."""
+    config = BY_NAME["deepseek-ai/DeepSeek-V4-Flash"].config
+    with pytest.raises(UnsupportedCheckpointError, match='hidden_act="gelu_pytorch_tanh" is not served'):
+        read({**config, "hidden_act": "gelu_pytorch_tanh"})
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "google/gemma-3-27b-it", "openai/gpt-oss-120b"])
 def test_a_directory_with_the_file_can_be_planned_for(name: str, tmp_path: Path) -> None:
     config = {key: value for key, value in BY_NAME[name].config.items() if key != "quantization_config"}

@@ -47,6 +47,12 @@ def test_deepseek_v32_keeps_an_index_key_beside_each_row() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["indexed_attention", "deepseek_sparse_attention"])
+def test_kinds_of_layers_under_both_names_change_nothing(kind: str) -> None:
+    """Files saved by transformers before it renamed the kind were refused."""
+    assert read("DeepSeek-V3.2", layer_types=[kind] * 61) == read("DeepSeek-V3.2")
+
+
 def kinds(**changes: Any) -> str:
     """F for each layer of GLM-5 that chooses, S for each that follows."""
     mixers = [layer.mixer for layer in read("GLM-5", **changes).layers]

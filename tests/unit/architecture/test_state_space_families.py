@@ -46,6 +46,7 @@ JAMBA: dict[str, Any] = {
     "attn_layer_period": 4,
     "attn_layer_offset": 2,
 }
+GELU = {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def read(config: dict[str, Any]) -> ModelSpec:
@@ -127,7 +128,11 @@ def test_multipliers_that_differ_make_maps_of_their_own() -> None:
         (JAMBA | {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok must be at most num_experts=4"),
         (JAMBA | {"mamba_inner_layernorms": False}, "mamba_inner_layernorms=false is not served; supported: true"),
         (JAMBA | {"mamba_dt_rank": 0}, "mamba_dt_rank must be an integer in [1, "),
-        (JAMBA | {"hidden_act": "gelu_pytorch_tanh"}, 'hidden_act="gelu_pytorch_tanh" is not served'),
+        (JAMBA | GELU, 'hidden_act="gelu_pytorch_tanh" is not served'),
+        (FALCON | GELU, 'hidden_act="gelu_pytorch_tanh" is not served; supported: silu'),
+        ({"model_type": "granitemoehybrid", **GELU}, 'hidden_act="gelu_pytorch_tanh" is not served; supported: silu'),
+        ({"model_type": "lfm2", **GELU}, 'hidden_act="gelu_pytorch_tanh" is not served; supported: silu'),
+        ({"model_type": "lfm2_moe", **GELU}, 'hidden_act="gelu_pytorch_tanh" is not served; supported: silu'),
         (FALCON | {"mamba_n_heads": 3}, "mamba_n_heads must be heads of mamba_d_head elements that make 64 together"),
         (
             FALCON | {"ssm_multipliers": [1.0, 2.0]},
@@ -156,6 +161,9 @@ def test_multipliers_that_differ_make_maps_of_their_own() -> None:
         (NEMOTRON | {"n_groups": 3}, "n_groups must be a divisor of mamba_num_heads=8"),
         (NEMOTRON | {"sliding_window": 64}, "sliding_window=64 is not served"),
         (NEMOTRON | {"time_step_limit": [0.0, 1.0]}, "time_step_limit=[0.0, 1.0] is not served"),
+        (NEMOTRON | {"mamba_dt_limit": [0.0, 1.0]}, "mamba_dt_limit=[0.0, 1.0] is not served"),
+        (NEMOTRON | {"n_groups": 2, "mamba_n_groups": 4}, "mamba_n_groups must be n_groups, which the file also has"),
+        (NEMOTRON | {"norm_topk_prob": None}, "norm_topk_prob must be true or false, found null"),
         (MAMBA2 | {"hidden_act": "gelu"}, 'hidden_act="gelu" is not served; supported: silu'),
         (MAMBA2 | {"num_heads": 4}, "num_heads must be heads of head_dim=16 that make expand * hidden_size"),
         (MAMBA2 | {"time_step_limit": [0.1, 1.0]}, "time_step_limit=[0.1, 1.0] is not served"),

@@ -1,5 +1,6 @@
 """Rotary parameters by value, where a formula could be wrong without a short prompt noticing."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tandem.architecture.families import phi3
 from tandem.architecture.families.llama import FAMILY
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec, choose_rope_factors
+from tandem.architecture.registry import find_family
 from tandem.architecture.rope import ProportionalScaling, RopeSpec
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.layers.rotary import build_rotary_tables, inverse_frequencies
@@ -49,6 +51,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 def read(parameters: dict[str, Any], **others: Any) -> ModelSpec:
     return FAMILY.read_model(Fields(SIZES | {"rope_parameters": parameters} | others, "config.json"))
+
+
+def read_model(values: dict[str, Any]) -> ModelSpec:
+    fields = Fields(values, "config.json")
+    return find_family(fields).read_model(fields)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -118,6 +125,45 @@ def test_longrope_of_a_length_equals_transformers_bit_for_bit(
     assert rope is not None
     assert torch.equal(inverse_frequencies(rope), expected)
     assert rope.attention_factor == factor
+
+
+def test_longrope_of_phi_3_with_the_original_length_inside_alone_is_refused() -> None:
+    """Transformers reads it outside of the rope's parameters, and has 4,096 if it is not there."""
+    rope = {"rope_type": "longrope", **PHI_4_MINI}
+    sizes = SIZES | {"partial_rotary_factor": 0.75}
+
+    def read_phi3(inside: int, **outside: int) -> ModelSpec:
+        parameters = rope | {"original_max_position_embeddings": inside}
+        return phi3.FAMILY.read_model(Fields(sizes | {"rope_parameters": parameters} | outside, "config.json"))
+
+    assert read_phi3(4096) == read_phi3(8192, original_max_position_embeddings=4096)
+    with pytest.raises(UnsupportedCheckpointError, match=r"original_max_position_embeddings=8192 is not served.*4096"):
+        read_phi3(8192)
+
+
+@pytest.mark.parametrize("config_class", [transformers.Olmo3Config, transformers.Gemma3TextConfig])
+def test_an_embedding_of_some_layers_equals_transformers(config_class: type[transformers.PreTrainedConfig]) -> None:
+    """An original length outside of it is not read, and `truncate` is not read at all: it was followed."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    others = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "original_max_position_embeddings": 16,
+        "rope_parameters": {"full_attention": yarn, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    }
+    expected, factor = ROPE_INIT_FUNCTIONS["yarn"](
+        config_class(**deepcopy(SIZES | others)), layer_type="full_attention"
+    )
+    file = SIZES | others | {"model_type": config_class.model_type}
+    rope = read_model(file).layers[1].mixer.rope
+    assert rope is not None
+    assert torch.equal(inverse_frequencies(rope), expected)
+    assert rope.attention_factor == factor
+    yarn["truncate"] = False
+    with pytest.raises(UnsupportedCheckpointError, match="truncate=false is not served"):
+        read_model(file)
 
 
 def test_attn_factor_is_refused_with_both_readings() -> None:
