@@ -69,7 +69,11 @@ class LedgerFile:
             self._connection = sqlite3.connect(
                 ":memory:" if path is None else path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            self._set_up()
+            try:
+                self._set_up()
+            except sqlite3.Error:
+                self._connection.close()
+                raise
         except sqlite3.Error as error:
             raise ConfigurationError(f"accounts={str(path)!r} cannot be used as an SQLite file: {error}") from error
 

@@ -45,6 +45,7 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._stopping = asyncio.Event()
+        self._cutting = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,15 +55,25 @@ class GatewayServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._stopping.set()
+        if self.force_exit:
+            self._cutting.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """NOTE: Uvicorn leaves requests running when it is to end at once; what they have used must still be billed."""
-        await super().shutdown(sockets)
+        """NOTE: Uvicorn leaves requests running when it is to end at once; what they have used must still be billed.
+        From Python 3.12 on it waits in asyncio's loop until their clients have closed the connections.
+        """
+        closing = asyncio.create_task(super().shutdown(sockets))
+        cutting = asyncio.create_task(self._cutting.wait())
+        await asyncio.wait((closing, cutting), return_when=asyncio.FIRST_COMPLETED)
+        cutting.cancel()
         left = tuple(self.server_state.tasks)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=LAST_WORDS_S)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
+        await closing
 
     async def wait_stopping(self) -> None:
         """Waits until `stop` is called."""
@@ -189,7 +200,7 @@ async def _operators(settings: GatewaySettings, app: ASGIApp, finished: asyncio.
             yield _url(host, listener)
         finally:
             server.stop()
-            server.force_exit = True  # NOTE: a scrape that is cut is no loss
+            server.stop()  # NOTE: a scrape that is cut is no loss
             await task
 
 

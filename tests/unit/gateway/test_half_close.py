@@ -14,7 +14,7 @@ from tests.helpers.fake_backend import JSON_HEAD, MODEL, FakeCluster, eventually
 
 COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
 NUM_CHOICES = 16
-NUM_TOKENS = 3500  # with as many answers at once, more than the buffers of a connection hold
+NUM_TOKENS = 300  # with as many answers at once, more than small buffers of a connection hold
 
 Story = Callable[[FakeCluster], Awaitable[None]]
 
@@ -175,8 +175,11 @@ def test_a_reader_that_stalled_and_leaves_frees_its_worker(tmp_path: Path, loop:
             client.setblocking(False)
             running = asyncio.get_running_loop()
             await running.sock_connect(client, (url.host, url.port))
-            await running.sock_sendall(client, request_of(body))
             connections: set[Any] = cluster.gateway._server.server_state.connections
+            await eventually(lambda: len(connections) == 1)
+            (own,) = connections
+            own.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await running.sock_sendall(client, request_of(body))
             await eventually(lambda: any(connection.flow.write_paused for connection in connections))
             assert worker.num_open == NUM_CHOICES
             if is_closed:
