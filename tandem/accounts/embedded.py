@@ -96,8 +96,7 @@ class EmbeddedAccounts:
     async def reserve(self, charge: Charge) -> RateLimitState:
         if charge.key.key_id in self._revoked:
             raise revoked()
-        if len(self._unwritten) >= MAX_UNWRITTEN:
-            raise AccountsUnavailableError("the ledger cannot be written, so nothing more is served", 1.0)
+        self._require_room()
         now_ms = self._now_ms()
         balance = self._balance(charge.key.key_id, charge.key.limits.rates, now_ms)
         return balance.reserve(charge, now_ms, self._lease_ms)
@@ -110,6 +109,7 @@ class EmbeddedAccounts:
         billed = None if balance.has(entry.charge_id) else self._file.entry(entry.charge_id)
         if billed is not None and billed.outcome != ChargeOutcome.EXPIRED:
             return
+        self._require_room()
         self._settled[entry.charge_id] = None
         if len(self._settled) > _REMEMBERED:
             self._settled.popitem(last=False)
@@ -153,6 +153,14 @@ class EmbeddedAccounts:
     async def totals(self, since_day: str | None = None, until_day: str | None = None) -> Sequence[Total]:
         await asyncio.to_thread(self._drain)
         return await asyncio.to_thread(self._file.totals, since_day, until_day)
+
+    def _require_room(self) -> None:
+        """Raises AccountsUnavailableError while as many entries as may be wait for the file.
+
+        NOTE: settlements wait too, since gateways that serve without accounts ignore a refused reservation.
+        """
+        if len(self._unwritten) >= MAX_UNWRITTEN:
+            raise AccountsUnavailableError("the ledger cannot be written, so nothing more is served", 1.0)
 
     def _balance(self, key_id: str, rates: Rates, now_ms: int) -> Balance:
         """NOTE: created before any entry of the key waits to be written, so the file's sum is complete."""

@@ -74,7 +74,9 @@ class Choice:
         """Output for the caller with these new tokens. `logprobs`: of the token, if there is exactly one."""
         request = self.request
         finished = request.finish_reason is not None
-        is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1
+        num_new = request.num_output_tokens - request.num_resumed_tokens
+        is_empty = request.finish_reason is FinishReason.STOP and num_new == 0
+        is_first = is_empty or (bool(token_ids) and num_new == 1)
         wants_prompt = request.params.prompt_logprobs is not None
         return RequestOutput(
             request_id=self.parent_id,

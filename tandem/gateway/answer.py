@@ -143,8 +143,8 @@ class _Exchange:
         give_up_unread(self._scope)
         if self._has_begun or problem.status >= 500:  # NOTE: a refused request is no failure of the server's
             self._span.fail(error)
-        if self._has_begun:
-            assert self._asked is not None
+        # NOTE: the head of a whole answer may be held by `send`, and goes with it; if not, the server breaks off
+        if self._has_begun and self._asked is not None and self._asked.is_stream:
             await self._send_body(self._asked.writer.failed(problem), is_last=True)
         else:
             status, body = self._dialect.problem(problem, self._request_id)

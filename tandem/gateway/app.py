@@ -195,7 +195,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"][1:]))
+        name = ".".join(map(str, first["loc"][1:])).encode(errors="replace").decode()  # NOTE: JSON can spell surrogates
         return _as_response(request, problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
 
     async def on_any(request: Request, error: Exception) -> Response:

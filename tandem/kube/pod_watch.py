@@ -32,7 +32,7 @@ class WatchTerms:
 
     Args:
         watch_s: the server ends a watch after this time, which bounds how late a dead connection is noticed.
-        relist_s: everything is listed again at this interval.
+        relist_s: everything is listed again at this interval; the longest pause that a server may ask for, too.
         first_backoff_s, max_backoff_s: between attempts while it fails; doubled each time.
     """
 
@@ -124,7 +124,8 @@ class PodWatch:
     def _pause_s(self, num_failures: int) -> float:
         longest_s = self._terms.first_backoff_s * 2.0 ** min(num_failures, 16)
         pause_s = self._jittered(min(longest_s, self._terms.max_backoff_s))
-        return max(pause_s, (self.failure.retry_after_s or 0.0) if self.failure is not None else 0.0)
+        asked_s = (self.failure.retry_after_s or 0.0) if self.failure is not None else 0.0
+        return max(pause_s, min(asked_s, self._terms.relist_s))
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._jitter.uniform(0.75, 1.0)

@@ -3,6 +3,7 @@
 Invariant: only bytes of this host's ranks are served or written (`MemoryPool.held_bytes`).
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 from tandem.transport.transfer import Transfer
 
 _THREADS = 4  # NOTE: a peer that does not answer holds one up for seconds
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,11 @@ class HostKV:
                 case ClosePool():
                     self._opened.transport.close()
                     self._answer(number, Done())
-        except (TandemError, OSError, ValueError, IndexError) as error:
+        except TandemError as error:
             self._answer(number, Failed(str(error), isinstance(error, IncompatiblePeerError)))
+        except Exception as error:  # the edge of a thread: without an answer, the leader waits until its timeout
+            _logger.exception("a call about the KV of this host failed: %s", type(call).__name__)
+            self._answer(number, Failed(f"{type(error).__name__}: {error}"))
 
     def _open(self, call: OpenPool) -> PoolOpened:
         if self._pool is not None:

@@ -1,9 +1,10 @@
 """Settings of a further host of a worker's ranks, from flags and `TANDEM_*` variables."""
 
 from functools import cached_property
+from ipaddress import IPv6Address
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from tandem.process.peer_settings import PeerSettings
 from tandem.process.settings import Address, required_secret
@@ -31,6 +32,16 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
 
+    @field_validator("advertise_host")
+    @classmethod
+    def _has_no_port(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        host = value.strip("[]")
+        if not host or (":" in host and not _is_ipv6(host)):
+            raise ValueError("needs a host without a port, such as 10.0.0.3; the port is that of kv_bind")
+        return host
+
     @property
     def leader_address(self) -> tuple[str, int]:
         host, _, port = self.leader.rpartition(":")
@@ -49,3 +60,11 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
         """Address at which other workers read the KV of this host's ranks, and its credentials."""
         host, _, port = self.kv_bind.rpartition(":")
         return KVEndpoint(self.secret, host.strip("[]"), int(port), self.advertise_host, credentials.tls)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -169,7 +169,8 @@ def test_stored_responses_fit_beside_the_index(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_as_many_block_replicas_as_fit_are_taken() -> None:
-    values = merged(at("model.uri", "hf://org/name"), at("redis.maxMemoryMiB", 1145))
+    redis = {"maxMemoryMiB": 1145, "resources": {"limits": {"memory": "1.3G"}}}
+    values = merged(at("model.uri", "hf://org/name"), at("redis", redis))
     for num_replicas in (8_000_000, 8_004_130):
         assert render(merged(values, at("router.settings.maxBlockReplicas", num_replicas))).objects
 

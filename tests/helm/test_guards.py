@@ -106,6 +106,14 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("router.settings.maxBlockReplicas", 8_000_000),
         r"maxBlockReplicas=8000000 would fill Redis.*=512 has room for 3579139; .*set redis\.maxMemoryMiB=1145",
     ),
+    "a redis larger than its limit": (
+        at("redis.maxMemoryMiB", 1024),
+        r"maxMemoryMiB=1024 with redis\.resources\.limits\.memory=1Gi: .* set redis\.resources\.limits\.memory=2048Mi",
+    ),
+    "a redis larger than its limit in bytes": (
+        at("redis.resources.limits.memory", 536870912),
+        r"maxMemoryMiB=512 with redis\.resources\.limits\.memory=536870912: .*=1024Mi",
+    ),
     "redis discovery without redis": (merged(NO_REDIS, at("discovery.mode", "redis")), r"set redis\.enabled=true or"),
     "announcing beside redis": (at("discovery.mode", "announce"), r"set redis\.enabled=false"),
     "several routers without redis": (at("redis.enabled", False), r"or router\.replicas=1"),

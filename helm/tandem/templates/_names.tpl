@@ -66,6 +66,15 @@ app.kubernetes.io/component: {{ .name }}{{ if .hosts }}-hosts{{ end }}
 {{- if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end -}}
 {{- end }}
 
+{{/* A quantity such as 1.5Gi in whole units. */}}
+{{- define "tandem.bytes" -}}
+{{- $words := include "tandem.scalar" . -}}
+{{- $unit := regexFind "[A-Za-z]*$" $words -}}
+{{- $decimal := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- $binary := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- int64 (mulf (float64 (trimSuffix $unit $words)) (get (merge $decimal $binary) $unit)) -}}
+{{- end }}
+
 {{/* An image reference. Takes image (may be partial), defaults, version. */}}
 {{- define "tandem.imageName" -}}
 {{- /* NOTE: a digest is of one image: it is no default for another repository or tag */ -}}

@@ -61,6 +61,11 @@
 {{- if and .Values.redis.enabled (gt $asked $most) -}}
 {{- fail (printf "router.settings.maxBlockReplicas=%d would fill Redis, and then no worker could announce itself: redis.maxMemoryMiB=%d has room for %d; lower it, or set redis.maxMemoryMiB=%d and redis.resources.limits.memory above it" $asked (int64 .Values.redis.maxMemoryMiB) $most (add1 (div (mul $asked 900) 6291456))) -}}
 {{- end -}}
+{{- $limit := dig "limits" "memory" "" .Values.redis.resources -}}
+{{- $most := int64 .Values.redis.maxMemoryMiB -}}
+{{- if and .Values.redis.enabled $limit (ge (mul $most 1048576) (int64 (include "tandem.bytes" $limit))) -}}
+{{- fail (printf "redis.maxMemoryMiB=%d with redis.resources.limits.memory=%s: Redis would be killed before it is full; set redis.resources.limits.memory=%dMi or more, or lower redis.maxMemoryMiB" $most (include "tandem.scalar" $limit) (mul $most 2)) -}}
+{{- end -}}
 {{- end }}
 
 {{- define "tandem.validateRouter" -}}

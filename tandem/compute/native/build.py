@@ -75,9 +75,20 @@ def build(cache_dir: Path | None = None, *, force: bool = False, architecture: s
 
 
 def default_cache_dir() -> Path:
-    """`TANDEM_CACHE_DIR`, or `~/.cache/tandem` if it is not set."""
+    """`TANDEM_CACHE_DIR`, or `~/.cache/tandem` if it is not set.
+
+    Raises:
+        ConfigurationError: it is not set, and this user has no home directory.
+    """
     configured = os.environ.get("TANDEM_CACHE_DIR")
-    return Path(configured) if configured else Path.home() / ".cache" / "tandem"
+    if configured:
+        return Path(configured)
+    try:
+        return Path.home() / ".cache" / "tandem"
+    except RuntimeError as error:  # NOTE: of users without an entry in /etc/passwd, as containers often have
+        raise ConfigurationError(
+            f"user {os.getuid()} has no home directory for ~/.cache/tandem; set TANDEM_CACHE_DIR (or HOME)"
+        ) from error
 
 
 def _compiler() -> str:

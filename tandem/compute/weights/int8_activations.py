@@ -17,7 +17,9 @@ from tandem.compute.order import Order
 from tandem.compute.weights.coded import CodedWeight
 
 _LARGEST: Final = 127
-_LEAST_CUDA_ROWS: Final = 17  # that PyTorch multiplies as integers
+# Least rows that PyTorch multiplies as integers on CUDA; numbers of inputs and outputs are multiples of the other.
+_LEAST_CUDA_ROWS: Final = 17
+_CUDA_MULTIPLE: Final = 8
 _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 
@@ -60,7 +62,21 @@ def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sums(codes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """int8 [num_tokens, in] by int8 [out, in] -> int32 [num_tokens, out]."""
-    num_tokens = len(codes)
-    if codes.is_cuda and num_tokens < _LEAST_CUDA_ROWS:
-        codes = functional.pad(codes, (0, 0, 0, _LEAST_CUDA_ROWS - num_tokens))
-    return torch._int_mm(codes, weights.T)[:num_tokens]
+    num_tokens, num_outputs = len(codes), len(weights)
+    if codes.is_cuda:
+        codes, weights = padded_for_cuda(codes, weights)
+    return torch._int_mm(codes, weights.T)[:num_tokens, :num_outputs]
+
+
+def padded_for_cuda(codes: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads [num_tokens, in] and [out, in] with zeros to sizes that `torch._int_mm` takes on CUDA; a factor whose sizes
+    fit is returned as it is.
+    """
+    more_inputs = -codes.shape[1] % _CUDA_MULTIPLE
+    more_rows = max(0, _LEAST_CUDA_ROWS - len(codes))
+    more_outputs = -len(weights) % _CUDA_MULTIPLE
+    if more_inputs or more_rows:
+        codes = functional.pad(codes, (0, more_inputs, 0, more_rows))
+    if more_inputs or more_outputs:
+        weights = functional.pad(weights, (0, more_inputs, 0, more_outputs))
+    return codes, weights

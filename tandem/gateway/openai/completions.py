@@ -18,7 +18,7 @@ from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
 from tandem.gateway.openai.frames import PING, error_body, error_frames, frame
-from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
+from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs, with_top
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format
 from tandem.gateway.openai.usage import finish_reason
@@ -142,8 +142,8 @@ class CompletionWriter:
         self._tokenizer = tokenizer
         self._sources = sources
         self._has_echo = bool(asked.echo)
-        self._has_logprobs = asked.logprobs is not None
-        self._has_prompt_logprobs = asked.prompt_logprobs is not None
+        self._num_top = asked.logprobs
+        self._num_prompt_top = asked.prompt_logprobs
         self._has_token_ids = bool(asked.return_token_ids)
         self._offsets: dict[int, int] = {}
 
@@ -167,7 +167,7 @@ class CompletionWriter:
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
         source = self._source(index)
         scores = None
-        if self._has_logprobs:
+        if self._num_top is not None:
             scores = self._logprobs(index, result.token_ids, result.logprobs, result.prompt_logprobs)
         choice: dict[str, Any] = {
             "index": index,
@@ -176,8 +176,9 @@ class CompletionWriter:
             "finish_reason": finish_reason(result.finish_reason),
             "stop_reason": result.stop_reason,
         }
-        if self._has_prompt_logprobs and result.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, result.prompt_logprobs)
+        if self._num_prompt_top is not None and result.prompt_logprobs is not None:
+            entries = with_top(result.prompt_logprobs, self._num_prompt_top)
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, entries)
         if self._has_token_ids:
             choice |= {"token_ids": result.token_ids, "prompt_token_ids": source.token_ids}
         return choice
@@ -187,7 +188,7 @@ class CompletionWriter:
         source = self._source(update.index)
         text = source.text + update.text if self._has_echo and is_first else update.text
         scores = None
-        if self._has_logprobs:
+        if self._num_top is not None:
             scores = self._logprobs(update.index, update.token_ids, update.logprobs or (), update.prompt_logprobs)
         self._offsets.setdefault(update.index, 0)
         has_ids = self._has_token_ids and (is_first or update.token_ids)  # NOTE: the prompt's come first
@@ -219,7 +220,7 @@ class CompletionWriter:
         scored: Sequence[TokenLogprobs | None] = entries
         if self._has_echo and index not in self._offsets:
             token_ids = [*self._source(index).token_ids, *token_ids]
-            scored = [*(of_prompt or ()), *entries]
+            scored = [*with_top(of_prompt or (), self._num_top or 0), *entries]
         value = completion_logprobs(self._tokenizer, token_ids, scored, offset)
         self._offsets[index] = offset + sum(map(len, value["tokens"]))
         return value

@@ -1,6 +1,7 @@
 """Formats token log-probabilities in OpenAI's two formats. Pure: ids and numbers in, plain JSON values out."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.core.types import TokenLogprobs
@@ -57,6 +58,11 @@ def prompt_logprobs(
 ) -> list[Mapping[str, Mapping[str, Any]] | None]:
     """The `prompt_logprobs` extension: log-probabilities by token id for each position of the prompt."""
     return [None if entry is None else _by_id(tokenizer, entry) for entry in entries]
+
+
+def with_top(entries: Sequence[TokenLogprobs | None], num_top: int) -> list[TokenLogprobs | None]:
+    """The entries with at most `num_top` alternatives each."""
+    return [None if entry is None else replace(entry, top=entry.top[:num_top]) for entry in entries]
 
 
 def _by_text(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, float]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection
 
 from tandem.gateway.parsing.extent import json_extent
-from tandem.gateway.parsing.output import AnswerOutput
+from tandem.gateway.parsing.output import AnswerOutput, Overlong
 from tandem.gateway.parsing.source import LONE_SURROGATE, Malformed, UnreadText, Wait
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
@@ -124,12 +124,22 @@ class CallObject:
 
 
 def stream_value(source: UnreadText, sink: Callable[[str], None]) -> Wait[None]:
-    """Passes the text of a JSON object to `sink` while it arrives. Raises Malformed where it breaks off."""
+    """Passes the text of a JSON object to `sink` while it arrives. Raises Malformed where it breaks off.
+
+    If `sink` raises Overlong, it still gets the rest of the object, so that its excess does not depend on the pieces;
+    Overlong is raised then.
+    """
     extent = json_extent()
+    failure: Malformed | None = None
     while not extent.is_closed:
         if extent.is_broken or not (yield from source.more()):
-            raise Malformed
-        sink(source.take_extent(extent))
+            raise failure or Malformed
+        try:
+            sink(source.take_extent(extent))
+        except Overlong as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def _object_text(text: str) -> str:

@@ -32,18 +32,22 @@ def keyword_rules(callee: Callee, rule: str) -> str:
             f"strict tool {callee.name!r}; leave it out"
         )
     if callee.schema is ANY_OBJECT or awkward is not None:
-        return _any_keywords(rule)
+        return _any_keywords(rule, True, {})
     properties = callee.schema.get("properties", {})
     shared = {key: callee.schema[key] for key in _SHARED if key in callee.schema}
+    others = callee.schema.get("additionalProperties", True)
+    if not properties and others is not False:
+        return _any_keywords(rule, others, shared)
     values = "".join(
         _value_rule(f"{rule}_v{index}", schema, shared) for index, schema in enumerate(properties.values())
     )
     return _sequence(rule, list(properties), frozenset(callee.schema.get("required", ()))) + values
 
 
-def _any_keywords(rule: str) -> str:
+def _any_keywords(rule: str, schema: Any, shared: Mapping[str, Any]) -> str:
+    """Rules for arguments of any names with values of this schema."""
     pair = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {rule}_v'
-    return f'{rule}: ({pair} (", " {pair})*)?\n' + _value_rule(f"{rule}_v", {}, {})
+    return f'{rule}: ({pair} (", " {pair})*)?\n' + _value_rule(f"{rule}_v", schema, shared)
 
 
 def _awkward(schema: Mapping[str, Any]) -> str | None:

@@ -96,12 +96,6 @@ class PythonicParser(ToolParser):
             self._argue(text)
         return ToolCallEnding.CLOSED if is_closed else ToolCallEnding.BROKEN
 
-    def _argue(self, text: str) -> None:
-        try:
-            self._output.argue(text)
-        except Overlong:
-            return
-
 
 def _properties(tool: Tool) -> Sequence[str]:
     properties = tool.parameters.get("properties")

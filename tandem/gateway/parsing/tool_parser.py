@@ -6,6 +6,7 @@ raises, whatever the model wrote; no text is lost except the marks around calls.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
 
 from tandem.gateway.conversation import Tool
@@ -97,13 +98,14 @@ class ToolParser(ABC):
 
     def _argue_until(self, end: Markers | None, text: str) -> Wait[None]:
         """Emits `text` and everything before `end`, which is left unread, as arguments."""
-        try:
+        self._argue(text)
+        while True:
+            text, marker = self._source.take_before(end)
+            self._argue(text)
+            if marker is not None or self._source.is_ended:
+                return
+            yield
+
+    def _argue(self, text: str) -> None:
+        with suppress(Overlong):
             self._output.argue(text)
-            while True:
-                text, marker = self._source.take_before(end)
-                self._output.argue(text)
-                if marker is not None or self._source.is_ended:
-                    return
-                yield
-        except Overlong:
-            return

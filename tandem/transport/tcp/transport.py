@@ -142,11 +142,16 @@ class TcpTransport:
         def reconnect(tick: wire.Tick, timeout_s: float) -> socket.socket:
             return open_connection(address, accepted, self._identity, tick, timeout_s, tls)
 
-        streams = tuple(
-            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls, material)
-            for index in range(self._config.num_streams)
-        )
-        return _HostLink(queue, pace, streams)
+        streams: list[Stream] = []
+        try:
+            for index in range(self._config.num_streams):
+                first = None if index else connection
+                streams.append(Stream(queue, self._bytes, self._clock, first, reconnect, tls, material))
+        except RuntimeError as error:  # NOTE: of a machine or container without threads
+            _HostLink(queue, pace, tuple(streams)).close()
+            connection.close()
+            raise TransportError(f"no thread can read from {address}: {error}") from error
+        return _HostLink(queue, pace, tuple(streams))
 
     def read(
         self,

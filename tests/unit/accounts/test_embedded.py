@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tandem.accounts.accounts import Accounts
-from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry
 from tandem.accounts.embedded import EmbeddedAccounts
-from tandem.accounts.errors import BudgetExhaustedError
+from tandem.accounts.errors import AccountsUnavailableError, BudgetExhaustedError
 from tandem.accounts.key import AccountKey, KeyLimits
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.open import open_store
@@ -142,3 +142,36 @@ def test_a_store_that_is_this_process_is_never_told_again(tmp_path: Path) -> Non
         await accounts.close()
 
     asyncio.run(run())
+
+
+def test_a_ledger_that_cannot_be_written_bounds_what_is_served_without_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: such gateways ignore refused reservations, and entries grew in memory for as long as that took."""
+    monkeypatch.setattr("tandem.accounts.embedded.MAX_UNWRITTEN", 2)
+    monkeypatch.setattr("tandem.accounts.settlements.MAX_WAITING", 3)
+
+    def refuse(entries: object) -> None:
+        raise AccountsUnavailableError("the disk is full")
+
+    async def run() -> None:
+        store = EmbeddedAccounts(tmp_path / "a.db", ManualClock())
+        monkeypatch.setattr(store._file, "add", refuse)
+        accounts = Accounts(store, Prices(), ManualClock(), may_be_lost=True)
+        accounts.start()
+        for number in range(5):
+            reservation = accounts.charge(KEY, str(number), "m", Usage())
+            await accounts.reserve(reservation)
+            await accounts.settle_and_wait(reservation, Usage(1), ChargeOutcome.DONE)
+        assert len(store._unwritten) == 2
+        with pytest.raises(AccountsUnavailableError, match="too many settlements wait"):
+            await accounts.reserve(accounts.charge(KEY, "6", "m", Usage()))
+        monkeypatch.undo()
+        async with asyncio.timeout(10):
+            while accounts.settlements.num_waiting:
+                await asyncio.sleep(0.01)
+        await accounts.close()
+
+    asyncio.run(run())
+    (total,) = asyncio.run(EmbeddedAccounts(tmp_path / "a.db", ManualClock()).totals())
+    assert total.num_requests == 5

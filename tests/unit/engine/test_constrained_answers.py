@@ -258,6 +258,21 @@ def test_a_model_without_an_end_ends_with_its_grammar(tmp_path: Path) -> None:
     assert outputs[-1].metrics.num_output_tokens == 3
 
 
+def test_an_answer_that_ends_before_its_first_token_has_the_scores_of_its_prompt(tmp_path: Path) -> None:
+    BUILDERS["llama"](tmp_path, vocab_size=NUM_TOKENS, eos_token_id=None)
+    settings = write_byte_tokenizer(tmp_path) / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token": None}))
+    engine = tiny_engine(tmp_path)
+    scores: list[object] = []
+    for grammar in (lark_grammar('start: ""\n'), choice_grammar(["a"])):
+        engine.add_request("xyz", SamplingParams(grammar=grammar, prompt_logprobs=1), request_id="r")
+        outputs = drain(engine)["r", 0]
+        assert outputs[-1].finish_reason is FinishReason.STOP
+        scores += [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+    assert len(scores) == 2
+    assert scores[0] == scores[1]
+
+
 def test_a_stop_string_ends_an_answer_inside_its_grammar(engine: Engine) -> None:
     params = SamplingParams(grammar=choice_grammar(["one two"]), stop=(" ",), temperature=0.0)
     engine.add_request("x", params, request_id="r")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -420,6 +421,11 @@ def test_an_admin_manages_keys_over_http(tmp_path: Path, accounts: str) -> None:
         bad += [("/admin/keys", {"name": "x", "concurrency": 0}), ("/admin/keys", {"name": "x", "extra": 1})]
         for path, body in bad:
             assert (await client.post(path, json=body, headers=bearer(admin))).status_code == 400, body
+        names: list[dict[str, Any]] = [{"\ud800": 1}, {"name": "\ud800"}, {"tenant": "\ud800"}, {"models": ["\ud800"]}]
+        for fields in names:  # NOTE: JSON can spell a surrogate
+            spelled, headers = json.dumps({"name": "x"} | fields), bearer(admin) | {"content-type": "application/json"}
+            refused = await client.post("/admin/keys", content=spelled, headers=headers)
+            assert refused.status_code == 400, fields
         for query in ("by=colour", "since=yesterday", "format=xml", "limit=0"):
             assert (await client.get(f"/admin/usage?{query}", headers=bearer(admin))).status_code == 400, query
         gone = await client.delete(f"/admin/keys/{value['key_id']}", headers=bearer(admin))

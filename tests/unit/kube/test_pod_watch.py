@@ -128,3 +128,10 @@ def test_failures_are_answered_with_growing_pauses_but_a_server_that_names_one_i
     )
     watch.failure = KubeUnavailableError(WATCH, "slow down", retry_after_s=33.0)
     assert watch._pause_s(1) == 33.0
+
+
+@pytest.mark.parametrize("asked_s", [3600.0, float("9" * 400)])
+def test_no_server_makes_it_wait_for_longer_than_until_all_is_listed_anew(asked_s: float) -> None:
+    watch = PodWatch(Script(), "app", TERMS)
+    watch.failure = KubeUnavailableError(WATCH, "slow down", retry_after_s=asked_s)
+    assert watch._pause_s(1) == TERMS.relist_s

@@ -10,7 +10,7 @@ import pytest
 from tandem.compute import shared_pages
 from tandem.core.errors import TransportError
 from tandem.ranks.host_kv import HostKV, KVEndpoint
-from tandem.ranks.kv_messages import KVAnswer, OpenPool, PoolOpened
+from tandem.ranks.kv_messages import Failed, KVAnswer, OpenPool, PoolOpened
 from tandem.tls.authority import Authority
 from tandem.tls.files import TlsFiles
 from tandem.tls.identity import CertifiedRole
@@ -73,6 +73,24 @@ def test_others_are_not_although_they_have_the_secret(
     monkeypatch.setattr(tcp_server, "HANDSHAKE_S", 0.2)
     with pytest.raises(TransportError):
         meets(address, certified(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyError(3), MemoryError()])
+def test_every_call_is_answered(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: after an error that it did not expect, the leader waited until its timeout."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    answers: SimpleQueue[KVAnswer] = SimpleQueue()
+    monkeypatch.setattr(shared_pages, "map_pages", fail)
+    memory = shared_pages.make_memory()
+    shared_pages.set_size(memory, 2 * NUM_BLOCKS * PAGE_BYTES)
+    kv = HostKV(KVEndpoint(SECRET), memory, lambda _, answer: answers.put(answer))
+    kv.take(1, OpenPool(identity().incarnation, COMPATIBILITY, PAGE_BYTES, 2 * NUM_BLOCKS, 2, None, (), 2, 1))
+    assert answers.get(timeout=10) == Failed(f"{type(error).__name__}: {error}")
+    kv.close()
+    os.close(memory)
 
 
 def written(folder: Path, authority: Authority, role: CertifiedRole) -> TlsFiles:

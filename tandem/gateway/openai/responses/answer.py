@@ -28,20 +28,26 @@ class StoredAnswer(Response):
 
 
 class _StoringSend:
-    """A `send` that stores the answer before the last message. NOTE: headers wait, since the length may change."""
+    """A `send` that stores the answer before the last message. NOTE: headers wait, since the length may change.
+
+    An error that takes the answer's place, because the time was up while it was stored, is sent as it is.
+    """
 
     def __init__(self, dialect: ResponsesDialect, send: Send) -> None:
         self._dialect = dialect
         self._send = send
         self._head: MutableMapping[str, Any] | None = None
+        self._was_last = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._head = message
             return
-        if not message.get("more_body", False) and (corrected := await self._dialect.settle()) is not None:
-            message = {**message, "body": corrected}
-            self._correct_length(len(corrected))
+        if not message.get("more_body", False) and not self._was_last:
+            self._was_last = True
+            if (corrected := await self._dialect.settle()) is not None:
+                message = {**message, "body": corrected}
+                self._correct_length(len(corrected))
         if self._head is not None:
             head, self._head = self._head, None
             await self._send(head)

@@ -94,6 +94,16 @@ def test_cache_directory_comes_from_the_environment(
     assert build().parent == tmp_path / "elsewhere"
 
 
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's user with a number that /etc/passwd lacks."""
+    use_compiler(monkeypatch, tmp_path, runs)
+    monkeypatch.delenv("TANDEM_CACHE_DIR", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    with pytest.raises(ConfigurationError, match=r"user 2147483643 has no home directory .* set TANDEM_CACHE_DIR"):
+        build()
+
+
 def test_who_builds_by_hand_is_told_what_it_does_and_how_long_it_took(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

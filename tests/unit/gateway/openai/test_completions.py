@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from tests.helpers.fake_backend import MODEL, FakeCluster, sdk, tell, text_of
 
@@ -48,6 +49,22 @@ def test_a_scored_prompt_has_one_position_a_token_and_no_probability_for_the_fir
         frames = [orjson.loads(frame[6:]) for frame in streamed.text.split("\n\n") if frame.startswith("data: {")]
         first = next(frame["choices"][0] for frame in frames if frame["choices"][0]["index"] == 0)
         assert first["logprobs"] == choices[0]["logprobs"]
+
+    tell(tmp_path, story)
+
+
+@pytest.mark.parametrize(("logprobs", "of_prompt"), [(1, 5), (5, 1), (0, 3)])
+def test_an_echo_and_scores_of_the_prompt_have_as_many_alternatives_as_each_was_asked_for(
+    logprobs: int, of_prompt: int, tmp_path: Path
+) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        alone = {"echo": True, "logprobs": logprobs}, {"prompt_logprobs": of_prompt}
+        (echo,), (scores,) = [
+            (await client.post("/v1/completions", json=COMPLETION | options)).json()["choices"] for options in alone
+        ]
+        (both,) = (await client.post("/v1/completions", json=COMPLETION | alone[0] | alone[1])).json()["choices"]
+        assert both["logprobs"] == echo["logprobs"]
+        assert both["prompt_logprobs"] == scores["prompt_logprobs"]
 
     tell(tmp_path, story)
 

@@ -281,6 +281,29 @@ def test_a_property_with_definitions_of_its_own_sees_those_of_the_whole(tokenize
     assert not walker.admits(grammar, "[f(a=null)]")
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_keywords_of_any_names(is_strict: bool, tokenizer: Tokenizer, walker: Walker) -> None:
+    """Regression: schemas without properties admitted no arguments at all."""
+    values = {"type": "object", "additionalProperties": {"$ref": "#/$defs/d"}, "$defs": {"d": {"type": "integer"}}}
+    tool = Tool(name="f", parameters=values, strict=is_strict)
+    grammar = form_of("llama_pythonic", tokenizer).grammar((tool,), ToolChoice(ToolMode.REQUIRED), None)
+    assert grammar is not None
+    assert walker.admits(grammar, "[f(a=1, b=2)]")
+    assert walker.admits(grammar, "[f()]")
+    assert not walker.admits(grammar, '[f(a="x")]')
+
+
+@pytest.mark.parametrize(("schema", "is_open"), [({"type": "object"}, True), ({"additionalProperties": False}, False)])
+def test_keywords_of_a_schema_without_properties(
+    schema: dict[str, Any], is_open: bool, tokenizer: Tokenizer, walker: Walker
+) -> None:
+    tool = Tool(name="f", parameters=schema)
+    grammar = form_of("llama_pythonic", tokenizer).grammar((tool,), ToolChoice(ToolMode.REQUIRED), None)
+    assert grammar is not None
+    assert walker.admits(grammar, "[f()]")
+    assert walker.admits(grammar, '[f(a="x", b=1)]') is is_open
+
+
 @pytest.mark.parametrize("schema", [{"if": {}}, {"properties": {"a-b": {}}}, {"anyOf": [{}], "pattern": "(?="}])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_strict_is_kept_as_far_as_it_can(

@@ -4,11 +4,13 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.gateway.parsing import output
 from tandem.gateway.parsing.tool_formats import NAMES
 from tests.unit.gateway.parsing.reading import TOOLS, parser_of, read
 
@@ -35,6 +37,26 @@ def test_cuts_do_not_matter(name: str, text: str, cuts: list[int]) -> None:
     assert read(parser_of(name), list(text)) == whole
     if not whole.calls:
         assert whole.said == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(st.lists(FRAGMENTS, max_size=25).map("".join), st.lists(st.integers(0, 500), max_size=8))
+def test_cuts_do_not_matter_past_the_limit_on_arguments(name: str, text: str, cuts: list[int]) -> None:
+    """Regression: control characters and marks in the excess were read differently with each cut."""
+    with mock.patch.object(output, "MAX_ARGUMENTS_CHARACTERS", 3):
+        whole = read(parser_of(name), [text])
+        assert read(parser_of(name), pieces_of(text, cuts)) == whole
+        assert read(parser_of(name), list(text)) == whole
+
+
+@pytest.mark.parametrize("inside", ["\n" * 9, "<tool_call>", '[TOOL_CALLS]f{"a": 1}', "<|python_start|>[f()]"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_excess_of_arguments_is_the_same_however_it_is_cut(name: str, inside: str) -> None:
+    text = written(name, [("f", {"a": "?"})]).replace("?", f"bcd{inside}efg")
+    with mock.patch.object(output, "MAX_ARGUMENTS_CHARACTERS", 8):
+        whole = read(parser_of(name), [text])
+        assert len(whole.calls) == 1
+        assert read(parser_of(name), list(text)) == whole
 
 
 def written(name: str, calls: Sequence[tuple[str, dict[str, object]]]) -> str:

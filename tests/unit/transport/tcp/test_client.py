@@ -1,6 +1,7 @@
 """Peers that lie, stall or break off: the read fails, in time, and nothing is written afterwards."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -176,6 +177,32 @@ def test_a_broken_connection_is_made_again_for_the_next_read(pages: Pages) -> No
     transfers = [reader.read(peer, [block], [block]) for block in range(1, 16)]
     assert all(transfer.wait(WAIT_S) for transfer in transfers)
     assert np.array_equal(pages[1:], source_pages[1:])
+    reader.close()
+    source.close()
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_a_reader_without_threads_is_told_so(num_started: int, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a worker that ran out of threads while it met a peer ended."""
+    source = TcpTransport(pool_of(seeded_pages(3, 16, 256)), Identity(COMPATIBILITY, SECRET))
+    reader = TcpTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), TcpConfig(num_streams=2))
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "kv-tcp-read":
+            if len(started) == num_started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_some)
+        with pytest.raises(TransportError, match="can't start new thread"):
+            reader.connect(source.card())
+    assert not any(thread.is_alive() for thread in started)
+    assert len(started) == num_started
+    transfer = reader.read(reader.connect(source.card()), [1], [1])
+    assert transfer.wait(WAIT_S)
     reader.close()
     source.close()
 

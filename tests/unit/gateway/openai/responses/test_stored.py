@@ -166,6 +166,32 @@ def test_a_store_that_is_away_costs_the_storing_and_nothing_else(tmp_path: Path)
     tell(tmp_path, story, *["hello"] * 5, store=store)
 
 
+class LateStore(EmbeddedResponseStore):
+    """A store in whose `put` the time of a request is up, as its timeout would raise it there."""
+
+    num_put = 0
+
+    async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
+        self.num_put += 1
+        raise TimeoutError
+
+
+def test_time_that_is_up_while_an_answer_is_stored_gives_one_whole_error(tmp_path: Path) -> None:
+    """Regression: events of a stream followed the head of a JSON answer."""
+    store = LateStore()
+
+    async def story(stage: Stage) -> None:
+        whole = await stage.client.post("/v1/responses", json=ASKED)
+        assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
+        assert store.num_put == 1
+        streamed = await stage.client.post("/v1/responses", json=ASKED | {"stream": True})
+        assert streamed.status_code == 200
+        assert "event: response.failed" in streamed.text or "event: error" in streamed.text
+        assert store.num_put == 2
+
+    tell(tmp_path, story, "hello", "hello", store=store)
+
+
 def test_an_answer_too_large_to_be_stored_is_given_all_the_same(tmp_path: Path) -> None:
     async def story(stage: Stage) -> None:
         got = (await stage.client.post("/v1/responses", json=ASKED)).json()
