@@ -381,6 +381,15 @@ def test_same_parameter_under_two_names(tmp_path: Path) -> None:
         load(checkpoints.write_tensors(path, tensors | twice))
 
 
+def test_multimodal_with_a_bound_of_logits(tmp_path: Path) -> None:
+    """Regression: transformers bounds the logits of Gemma 3's text model, not of the multimodal one."""
+    path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    checkpoints.edit_config(path, text_config=text | {"final_logit_softcapping": 2.0})
+    with pytest.raises(UnsupportedCheckpointError, match=r"final_logit_softcapping=2\.0"):
+        load(path)
+
+
 def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
     path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="text_config"):
