@@ -189,6 +189,16 @@ def flat_rope(
     )
 
 
+def scaling_of_full_layers(config: Fields) -> Fields | None:
+    """`rope_scaling` in older files of a family whose sliding layers are not scaled. NOTE: transformers ignores the
+    older name `type` there, other engines follow it.
+    """
+    scaling = config.section("rope_scaling")
+    if scaling is not None and scaling.get("rope_type") is None:
+        scaling.only("type", ("default",), "the same value under the name rope_type, which all engines read")
+    return scaling
+
+
 def _rotary_dim(
     config: Fields,
     parameters: Fields | None,

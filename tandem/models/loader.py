@@ -145,6 +145,8 @@ def load_model(
         shard_model(spec, links.shard.rank, links.shard.num_ranks)
         stage_of(spec, links.stage, links.num_stages)
     generation = read_generation_config(directory)
+    if generation.eos_token_ids and not _names_eos(fields):
+        spec = replace(spec, eos_token_ids=())
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
         plan = LoadingPlan.of(spec, formats_of(fields, kernels, None))
@@ -269,6 +271,13 @@ def _refuse_what_does_not_fit(
         f"the weights of {directory} take {total / 1e9:.3g} GB in {spec.dtype}{part} and {device} has "
         f"{memory_bytes / 1e9:.3g} GB of memory; serve it on a machine with more, or in a smaller dtype"
     )
+
+
+def _names_eos(fields: Fields) -> bool:
+    """Whether the configuration says what ends an answer. NOTE: else transformers takes the ends of
+    `generation_config.json` alone; the family's own default may be a word of this model's vocabulary.
+    """
+    return any(section.has("eos_token_id") for section in (fields, fields.section("text_config")) if section)
 
 
 def _join_eos(spec: ModelSpec, others: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,8 +4,9 @@ also attend to entries, vectors compressed from several tokens each.
 
 from tandem.architecture.entry_mixers import EntryAttentionSpec, EntryIndexerSpec, SharedRowAttentionSpec
 from tandem.architecture.families import base
-from tandem.architecture.families.compressed_kinds import CHOSEN, read_kinds, read_ropes, read_spans
+from tandem.architecture.families.compressed_kinds import CHOSEN, read_kinds, read_spans
 from tandem.architecture.families.compressed_parts import group_maps, pool_of
+from tandem.architecture.families.compressed_ropes import read_ropes
 from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, TensorSpec
 

@@ -6,6 +6,8 @@ from functools import partial
 
 from tandem.architecture.families import base, gemma3
 from tandem.architecture.families.multimodal import parameter_name, read_text_model
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
 
 OTHER_PARTS_KEYS = (
     "vision_config",
@@ -19,6 +21,11 @@ OTHER_PARTS_KEYS = (
 )  # keys outside `text_config` that may be present and are not read
 
 
+def _read_inner(text: Fields) -> ModelSpec:
+    text.only("final_logit_softcapping", (), "null (transformers bounds no logits of this model, other engines do)")
+    return gemma3.read_text_model(text)
+
+
 FAMILY = base.Family(
-    partial(read_text_model, read=gemma3.read_text_model, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
+    partial(read_text_model, read=_read_inner, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
 )  # found by `registry`

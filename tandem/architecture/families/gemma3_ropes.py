@@ -2,7 +2,7 @@
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
-from tandem.architecture.rope import RopeSpec, read_rope
+from tandem.architecture.rope import RopeSpec, read_rope, scaling_of_full_layers
 
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
@@ -11,7 +11,7 @@ def read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
     """Reads the embedding of each kind of layer. Newer files nest `rope_parameters` by layer type; older ones have
     `rope_theta` and `rope_scaling` for the global layers and `rope_local_base_freq` for the local ones.
     """
-    nested, scaling = fields.section("rope_parameters"), fields.section("rope_scaling")
+    nested, scaling = fields.section("rope_parameters"), scaling_of_full_layers(fields)
     if nested is not None and scaling is not None:
         raise fields.unsupported("rope_scaling", "either rope_parameters or rope_scaling")
     sections = {

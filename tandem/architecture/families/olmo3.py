@@ -8,7 +8,7 @@ from tandem.architecture.families import base, olmo2
 from tandem.architecture.families.windows import read_types, read_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.rope import RopeSpec, read_rope
+from tandem.architecture.rope import RopeSpec, read_rope, scaling_of_full_layers
 
 _THETA = 500_000.0
 _DEFAULTS = replace(olmo2.DEFAULTS, theta=_THETA)
@@ -31,7 +31,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
     """Reads `rope_parameters` by layer type; in older files `rope_theta`, and `rope_scaling` of the full layers."""
-    nested, scaling = fields.section("rope_parameters"), fields.section("rope_scaling")
+    nested, scaling = fields.section("rope_parameters"), scaling_of_full_layers(fields)
     theta = fields.number("rope_theta", _THETA)
     full = nested.section(base.FULL) if nested is not None else None
     sliding = nested.section(base.SLIDING) if nested is not None else None

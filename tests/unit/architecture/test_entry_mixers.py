@@ -156,6 +156,7 @@ def test_published_and_newer_files_say_the_same() -> None:
     assert mixers(**{**newer, "rope_parameters": without})[CHOSEN].rope.theta == 10_000  # as in transformers
     given = {**PUBLISHED["rope_scaling"], "attention_factor": 1.5}
     assert mixers(rope_scaling=given)[CHOSEN].rope.attention_factor == 1.5
+    assert mixers(rope_parameters=newer["rope_parameters"]) == found  # as in transformers, the older description counts
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,9 @@ def test_published_and_newer_files_say_the_same() -> None:
         ({"index_head_dim": 32}, "index_head_dim must be even, and at least the 64 elements"),
         ({"layer_types": ["full_attention"] * 43}, "layer_types"),
         ({"compress_rates": {"other": 3}}, "other=3"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25 is not served.*0.125"),
+        ({"rope_scaling": {"main": {"rope_theta": 5.0}}}, "compress must be an object"),
+        ({"rope_scaling": {"main": None, "compress": {"rope_theta": 5.0}}}, "main must be an object"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str) -> None:

@@ -168,6 +168,25 @@ class TestGeneration:
         assert model.generation_defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
         assert model.spec.eos_token_ids == (2, 5, 7)
 
+    def test_a_default_end_counts_only_if_no_file_names_one(self, tmp_path: Path) -> None:
+        """Regression: Llama's 2, which is a word in many vocabularies, ended answers of a model with other ends."""
+        path = checkpoints.edit_config(checkpoints.save_tiny_llama(tmp_path), eos_token_id=...)
+        checkpoints.edit_generation_config(path, eos_token_id=...)
+        assert load(path).spec.eos_token_ids == (2,)
+        checkpoints.edit_generation_config(path, eos_token_id=[7, 5])
+        assert load(path).spec.eos_token_ids == (5, 7)
+        assert load(checkpoints.edit_config(path, eos_token_id=3)).spec.eos_token_ids == (3, 5, 7)
+
+    def test_ends_of_a_text_model_inside_another_count(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+        text = json.loads((path / "config.json").read_text())["text_config"]
+        checkpoints.edit_config(path, eos_token_id=..., text_config=text | {"eos_token_id": 3})
+        checkpoints.edit_generation_config(path, eos_token_id=7)
+        assert load(path).spec.eos_token_ids == (3, 7)
+        del text["eos_token_id"]
+        checkpoints.edit_config(path, text_config=text)
+        assert load(path).spec.eos_token_ids == (7,)
+
     @pytest.mark.parametrize("names_eos", [False, True])
     def test_the_tokenizers_end_counts_whatever_the_file_names(self, names_eos: bool, tmp_path: Path) -> None:
         """Regression: a chat fine-tune that kept its base model's file went on behind the end of its turn."""

@@ -42,12 +42,22 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "flat rope in a nested family": ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "factor"),
     "quantised": ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantization_config.*aqlm.*gptq"),
     "activation": ("llama", {"hidden_act": "relu"}, 'hidden_act="relu".*silu'),
+    "older name of a scaling, by gemma 3": (
+        "gemma3",
+        {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
+        'type="linear".*rope_type',
+    ),
+    "older name of a scaling, by olmo 3": (
+        "olmo3",
+        {"rope_parameters": ..., "rope_scaling": {"type": "yarn", "factor": 2.0}},
+        'type="yarn".*rope_type',
+    ),
     "gemma activation": ("gemma3", {"hidden_activation": "gelu"}, 'hidden_activation="gelu"'),
     "llama window": ("llama", {"sliding_window": 128}, "sliding_window=128"),
     "bidirectional": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "gemma 4 bidirectional": ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention.*vision"),
     "layer type": ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
-    "mistral layer types": ("mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    "mistral layer types": ("mistral", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
     "layer type of qwen 3 experts": ("qwen3_moe", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
     "layer type of mixtral": ("mixtral", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
     "layer type of gpt-oss": ("gpt_oss", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*sliding_"),
@@ -122,7 +132,7 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
 def _build(family: str, path: Path) -> Path:
     if family == "llama-biases":
         return checkpoints.save_tiny_llama(path, attention_bias=True)
-    return (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](path)
+    return (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS)[family](path)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -369,6 +379,15 @@ def test_same_parameter_under_two_names(tmp_path: Path) -> None:
     twice = {"model.language_model.norm.weight": tensors["language_model.model.norm.weight"].clone()}
     with pytest.raises(CorruptCheckpointError, match=r"model\.norm\.weight twice"):
         load(checkpoints.write_tensors(path, tensors | twice))
+
+
+def test_multimodal_with_a_bound_of_logits(tmp_path: Path) -> None:
+    """Regression: transformers bounds the logits of Gemma 3's text model, not of the multimodal one."""
+    path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    checkpoints.edit_config(path, text_config=text | {"final_logit_softcapping": 2.0})
+    with pytest.raises(UnsupportedCheckpointError, match=r"final_logit_softcapping=2\.0"):
+        load(path)
 
 
 def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
