@@ -450,6 +450,13 @@ def test_sizes_that_fill_no_block_are_served(name: str, seed: int, tmp_path: Pat
         assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
 
 
+def test_a_matrix_whose_rows_fill_one_word_is_served(tmp_path: Path) -> None:
+    """Regression: of eight inputs GPTQ has one row of words, which turned into a column with the stride of a row."""
+    plain = write_byte_tokenizer(checkpoints.save_tiny_llama(tmp_path / "plain", intermediate_size=8))
+    save_published(plain, FORMATS["gptq"], tmp_path / "coded", tmp_path / "decoded")
+    assert served(tmp_path / "coded", is_native=False) == served(tmp_path / "decoded", is_native=False)
+
+
 CHANGES = {"the first": 0, "the middle": 0.5, "the last": 1}
 
 

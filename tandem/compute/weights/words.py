@@ -92,7 +92,7 @@ def word_codes(
     """
     is_filled = words.shape[1] * WORD_BITS == bits * shape[1] and words.is_contiguous()
     if bits == _HALF_BYTE_BITS and is_filled and permutation is None:
-        return words.view(torch.uint8)
+        return words.flatten().view(torch.uint8).view(len(words), -1)  # NOTE: a single column may have any stride
 
     def rows(start: int, stop: int) -> torch.Tensor:
         found = unpack_words(words[start:stop], bits, shape[1])
