@@ -62,7 +62,7 @@ def test_plain_text_beyond_this_machine_is_refused() -> None:
 def test_an_advertised_host_has_no_port(host: str) -> None:
     """Regression: peers were told `10.0.0.3:7902:7902`, and reached nobody."""
     with pytest.raises(ValidationError, match=r"needs a host without a port, .* is that of kv_bind"):
-        RankHostSettings(leader="127.0.0.1:7903", advertise_host=host)
+        RankHostSettings(**_at(host))
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,8 @@ def test_an_advertised_host_has_no_port(host: str) -> None:
     [("10.0.0.3", "10.0.0.3"), ("ranks-1.ranks", "ranks-1.ranks"), ("fd00::3", "fd00::3"), ("[fd00::3]", "fd00::3")],
 )
 def test_an_advertised_host_is_one_to_connect_to(host: str, advertised: str) -> None:
-    assert RankHostSettings(leader="127.0.0.1:7903", advertise_host=host).advertise_host == advertised
+    assert RankHostSettings(**_at(host)).advertise_host == advertised
+
+
+def _at(host: str) -> dict[str, Any]:
+    return {"leader": "127.0.0.1:7903", "advertise_host": host}
