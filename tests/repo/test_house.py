@@ -15,6 +15,7 @@ BROAD_EXCEPTS = {
     "tandem/engine/async_engine.py",
     "tandem/gateway/answer.py",
     "tandem/gateway/edge.py",
+    "tandem/ranks/host_kv.py",
     "tandem/ranks/messages.py",
     "tandem/rpc/server.py",
     "tandem/rpc/shared_service.py",
