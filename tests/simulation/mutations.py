@@ -347,7 +347,7 @@ def ends_by_own_clock(patch: Patch) -> None:
         async with self._answering():
             until_ms = int(wall_s() * 1000) + self._ttl_ms
             sealed = self._sealer.seal(name, until_ms, discovery_redis._encoded(record))
-            await self._client.eval(discovery_redis.ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
+            await self._client.eval(discovery_redis.ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms, record.epoch)
 
     patch.setattr(RedisDiscovery, "announce", announce)
 

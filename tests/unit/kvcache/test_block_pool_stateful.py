@@ -102,7 +102,7 @@ class References(RuleBasedStateMachine):
             return
         self.idle.insert(0 if is_next else len(self.idle), block_id)
         if self.pages[block_id] == STATE_PAGES:
-            self.limited.append(block_id)
+            self.limited.insert(0 if is_next else len(self.limited), block_id)
             while STATE_PAGES * len(self.limited) > MOST_LIMITED:
                 self.evicted(self.limited[0])
 
