@@ -32,6 +32,7 @@ _MAX_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 8
 _STREAMS = (1, 2, 0)
 _POLL_S = 0.005
+_exit_codes: dict[int, int] = {}  # at the server, of children that have ended, by pid
 
 
 class ForkedProcess:
@@ -156,7 +157,8 @@ def _serve(connection: socket.socket) -> None:
         if "poll" in request:
             answer = _polled(request["poll"])
         elif "stopped" in request:
-            os.waitid(os.P_PID, request["stopped"], os.WSTOPPED)
+            with contextlib.suppress(ChildProcessError):  # it has ended
+                os.waitid(os.P_PID, request["stopped"], os.WSTOPPED)
             answer = None
         else:
             answer = _forked(request, descriptors, connection)
@@ -166,8 +168,13 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _polled(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+    """Exit code of a child, however often and by however many threads it is asked for; None while it lives."""
+    if pid not in _exit_codes:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
+        _exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    return _exit_codes[pid]
 
 
 def _forked(request: Mapping[str, Any], descriptors: Sequence[int], connection: socket.socket) -> int:
@@ -175,6 +182,7 @@ def _forked(request: Mapping[str, Any], descriptors: Sequence[int], connection: 
     server = os.getpid()
     pid = os.fork()
     if pid:
+        _exit_codes.pop(pid, None)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # NOTE: both sides do it, so that it is done when either goes on
         return pid
