@@ -78,7 +78,7 @@ def _on_one_core() -> Iterator[None]:
     """Confines this thread, and those it starts, to the core that it runs on.
 
     NOTE: the event loop and the fibers' threads run in turns. Waking a thread on another core takes longer than most
-    turns: on two cores of a virtual machine a seed took 1.9 times as long.
+    turns.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
