@@ -178,14 +178,14 @@ class EmbeddedAccounts:
             with self._wake:
                 while not self._unwritten and not self._is_closing:
                     self._wake.wait()
-                entries = tuple(self._unwritten)
+                entries, is_last_attempt = tuple(self._unwritten), self._is_closing
             if not entries:
                 return
             if self._try_to_write(entries):
                 with self._wake:
                     del self._unwritten[: len(entries)]
                     self._wake.notify_all()
-            elif self._is_closing:
+            elif is_last_attempt:
                 _logger.error("%d entries of the ledger are lost: its file cannot be written", len(entries))
                 return
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,28 @@ def test_a_ledger_that_cannot_be_written_bounds_what_is_served_without_accounts(
     asyncio.run(run())
     (total,) = asyncio.run(EmbeddedAccounts(tmp_path / "a.db", ManualClock()).totals())
     assert total.num_requests == 5
+
+
+def test_closing_tries_once_more_to_write_what_was_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: entries were lost at the end if the last attempt before it had failed, though the disk was back."""
+    monkeypatch.setattr("tandem.accounts.embedded._RETRY_S", 60.0)
+    is_refused = threading.Event()
+
+    def refuse(entries: object) -> None:
+        is_refused.set()
+        raise AccountsUnavailableError("the disk is full")
+
+    async def run() -> None:
+        store = EmbeddedAccounts(tmp_path / "a.db", ManualClock())
+        monkeypatch.setattr(store._file, "add", refuse)
+        store.start()
+        await store.settle(settlement("a", 1))
+        assert await asyncio.to_thread(is_refused.wait, 10)
+        monkeypatch.undo()
+        await store.close()
+
+    asyncio.run(run())
+    (total,) = asyncio.run(EmbeddedAccounts(tmp_path / "a.db", ManualClock()).totals())
+    assert total.num_requests == 1
