@@ -2,15 +2,14 @@
 for a model or for each rank's part of it. The first process that needs a file writes it; all others map it.
 
 A file can be deleted at any time. Its name is a digest of its checkpoint's state on disk. If it cannot be written, the
-original weights are used, with the same results. A process that writes one deletes those last loaded more than 30 days
-ago, or a day ago if their checkpoint is gone; processes that have one mapped keep it.
+original weights are used, with the same results. A process that writes one deletes old ones (`packed_files`); processes
+that have one mapped keep it.
 """
 
 import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tandem.architecture.model import HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
@@ -30,16 +28,12 @@ from tandem.core.errors import CheckpointError
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.file_lock import locked
 from tandem.models.load_plan import LoadingPlan, dtype_of, num_bytes_of
+from tandem.models.packed_files import ORIGIN, UNFINISHED, make_room
 from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_pieces, load_tensor
 
 LEAST_BYTES = 8 << 20  # of a file; smaller ones are not made, since nothing is gained
-_FREE_SHARE = 1.1  # free space that the disk must have, relative to the file's size
-_KEPT_S = 30 * 86400.0  # a file is deleted so long after it was last loaded,
-_ABANDONED_S = 86400.0  # or so long if its checkpoint is gone, or it was never finished
-_ORIGIN = "checkpoint"  # key in the file's metadata for the path of the checkpoint
-_UNFINISHED = "packing-"  # prefix of files that are being written
 _CPU = torch.device("cpu")
 _NAMES = {  # names of dtypes in safetensors
     torch.float32: "F32",
@@ -95,10 +89,9 @@ class PackedFile:
                 found = self._read()
                 if found is None:
                     self._write(checkpoint)
-                    _delete_old(self.path.parent)
                     found = self._read()
         except (OSError, CheckpointError) as error:
-            _log.warning("weights are not packed, answers take longer: %s; make the directory writable", error)
+            _log.warning("weights are not packed, answers take longer: %s; TANDEM_CACHE_DIR names the directory", error)
             return {}
         return found or {}
 
@@ -136,14 +129,12 @@ class PackedFile:
         }
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        free = shutil.disk_usage(self.path.parent).free
-        if free < _FREE_SHARE * self.num_bytes:
-            raise OSError(f"{self.path.parent} has {free >> 20} MiB free, {self.num_bytes >> 20} are needed")
+        make_room(self.path.parent, self.num_bytes)
         began_s = time.monotonic()
         _log.info("packing %d MiB of weights into %s, once", self.num_bytes >> 20, self.path)
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=_UNFINISHED, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=UNFINISHED, delete=False) as file:
             try:
-                file.write(safetensors_header(map(self._entry, self._stored()), {_ORIGIN: str(self.origin)}))
+                file.write(safetensors_header(map(self._entry, self._stored()), {ORIGIN: str(self.origin)}))
                 for weight, weight_format, form in self.weights:
                     pieces = load_pieces(
                         checkpoint, weight, weight_format, self.sources, partial(self._part, checkpoint)
@@ -185,34 +176,3 @@ def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, We
             _log.debug("weights are not packed: %s", reason)
             return None
     return tuple(found)
-
-
-def _delete_old(directory: Path) -> None:
-    """Deletes files that have not been loaded for long, and remains of killed writers."""
-    for path in directory.glob("*.safetensors"):
-        _delete(path, _KEPT_S if _has_origin(path) else _ABANDONED_S)
-    for path in directory.glob(f"{_UNFINISHED}*"):
-        _delete(path, _ABANDONED_S)
-
-
-def _has_origin(path: Path) -> bool:
-    """Whether the checkpoint from which a file was made still exists; True if unknown."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            origin = (file.metadata() or {}).get(_ORIGIN)
-    except (SafetensorError, OSError):
-        return False
-    try:
-        return origin is None or bool(Path(origin).stat())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # NOTE: another user's directory, which cannot be read
-        return True
-
-
-def _delete(path: Path, max_age_s: float) -> None:
-    with suppress(OSError):  # NOTE: another process deletes too
-        age_s = time.time() - path.stat().st_mtime
-        if age_s > max_age_s:
-            _log.info("deleting %s, not used for %d days", path, age_s // 86400)
-            path.unlink()

@@ -22,6 +22,7 @@ from tandem.compute.ops import Kernels, Matrix
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models import file_lock, packed
 from tandem.models.loader import LoadedModel, load_model
+from tandem.models.packed_files import make_room
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.parameters import packed_names
@@ -149,10 +150,10 @@ def test_a_full_disk_is_said_and_done_without(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 30, free=51 << 20))
     with caplog.at_level(logging.WARNING):
         model = loaded(checkpoint, kernels, tmp_path / "packed")
-    assert "not packed" in caplog.text
+    assert "less than 5 % of its disk free, 1 MiB more must be free" in caplog.text
     assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
     assert not files(tmp_path / "packed")
 
@@ -240,6 +241,40 @@ def test_what_was_made_of_a_checkpoint_that_is_gone_is_kept_for_a_day(kernels: N
     loaded(paths[2], kernels, directory)
     assert gone not in files(directory)
     assert there in files(directory)
+
+
+def test_a_disk_that_is_nearly_full_ends_first_what_is_abandoned_then_what_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: files were kept for 30 days until nothing was free, so that other programs could not write."""
+    origin = tmp_path / "model"
+    origin.touch()
+    for name, checkpoint, age_h in (
+        ("abandoned", tmp_path / "gone", 1),
+        ("older", origin, 50),
+        ("idle", origin, 25),
+        ("used", origin, 23),
+    ):
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors", {"checkpoint": str(checkpoint)})
+        os.utime(tmp_path / f"{name}.safetensors", (time.time() - age_h * 3600,) * 2)
+
+    def left_with(free_mib: int) -> set[str]:
+        """Files that a disk of 1,000 MiB keeps, if each takes one, when one of 10 MiB is to be written."""
+        num_files = len(files(tmp_path))
+        monkeypatch.setattr(
+            shutil,
+            "disk_usage",
+            lambda _: SimpleNamespace(total=1000 << 20, free=free_mib + num_files - len(files(tmp_path)) << 20),
+        )
+        make_room(tmp_path, 10 << 20)
+        return {file.stem for file in files(tmp_path)}
+
+    assert left_with(60) == {"abandoned", "older", "idle", "used"}
+    assert left_with(59) == {"older", "idle", "used"}
+    assert left_with(59) == {"idle", "used"}
+    with pytest.raises(OSError, match="1 MiB more must be free"):
+        left_with(58)
+    assert {file.stem for file in files(tmp_path)} == {"used"}
 
 
 def test_what_was_made_of_a_checkpoint_that_cannot_be_looked_for_is_kept(
