@@ -39,11 +39,11 @@ class BlockTable:
 
     Args:
         num_dropped: by group, leading entries that are null; at first no others are.
-        num_matched: leading blocks found in the prefix cache.
         checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
         num_committed: leading blocks that have been offered to the prefix cache.
         num_promised: upper bound of the additional pages needed at once until `num_promised_tokens`, the tokens at
             admission, are computed.
+        num_found: by group, leading entries that are null or were found in the prefix cache.
         num_held: by group, entries that are not null.
     """
 
@@ -52,12 +52,13 @@ class BlockTable:
     num_promised_tokens: int = 0
     num_committed: int = 0
     num_promised: int = 0
-    num_matched: int = 0
     checkpoints: frozenset[int] = frozenset()
+    num_found: list[int] = field(init=False)
     num_held: list[int] = field(init=False)
     _filled: set[tuple[int, int]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
+        self.num_found = [len(blocks) for blocks in self.groups]
         self.num_held = [
             len(blocks) - num_dropped for blocks, num_dropped in zip(self.groups, self.num_dropped, strict=True)
         ]

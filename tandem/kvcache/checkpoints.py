@@ -76,7 +76,7 @@ class Checkpoints:
         start, end = table.num_dropped[group], min(first, table.num_blocks)
         lasting = self._layout.publishable(group, start, max(start, end))
         if len(lasting) < end - start:
-            for index in range(max(start, table.num_matched), end):
+            for index in range(max(start, table.num_found[group]), end):
                 block_id = table.groups[group][index]
                 is_passing = block_id != NULL_BLOCK and index not in lasting and index not in table.checkpoints
                 if is_passing and self._cache.holds(block_id) and not self._pool.is_wanted(block_id):

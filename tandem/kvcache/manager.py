@@ -6,7 +6,6 @@ Invariant, checked by `check()`: the states of `KVCacheUsage` add up to the pool
 owner's block table or to a hold.
 """
 
-import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -17,12 +16,13 @@ from itertools import chain
 from operator import ge
 
 from tandem.core.events import BlockEvent, BlockEventSink
+from tandem.kvcache.arriving import ArrivingBlocks
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.checkpoints import Checkpoints
 from tandem.kvcache.needs import Needs
 from tandem.kvcache.pinned_prefixes import PinnedPrefixes
-from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.prefix import CachedRun, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
@@ -81,6 +81,7 @@ class KVCacheManager:
         states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
         self._pool = BlockPool(num_pages, self._cache, frozenset(states), int(num_pages * _STATE_SHARE))
         self._checkpoints = Checkpoints(layout, self._pool, self._cache)
+        self._arriving = ArrivingBlocks(layout, self._pool, self._cache)
         promised = PromisedBlocks(self._pool, self._cache, int(num_pages * pin_share), emit)
         self.pinned = PinnedPrefixes(layout, self._pool, self._cache, promised, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
@@ -115,11 +116,15 @@ class KVCacheManager:
         """Whether an owner of `num_tokens` fits into an otherwise empty pool."""
         return self.layout.blocks_for(num_tokens, self.max_chunk_tokens) <= self._pool.num_total
 
-    def match(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
+    def match(self, hashes: Sequence[bytes], num_tokens: int, num_expected_tokens: int = 0) -> PrefixMatch:
         """Longest cached prefix from which an owner of `num_tokens` tokens could start. At least one token is left to
-        compute, for its logits.
+        compute, for its logits. `num_expected_tokens`: leading tokens whose KV can come from another worker.
         """
-        return longest_prefix(self._cache, self.layout, hashes, (num_tokens - 1) // self.layout.block_size)
+        found = longest_prefix(self._cache, self.layout, hashes, (num_tokens - 1) // self.layout.block_size)
+        if len(self.layout.groups) == 1 or num_expected_tokens <= found.num_blocks * self.layout.block_size:
+            return found
+        next_position = min(num_expected_tokens, num_tokens - 1)
+        return self._arriving.completed(found, hashes, num_expected_tokens, next_position)
 
     def is_being_computed(self, block_hash: bytes) -> bool:
         """Whether an owner is about to compute this block, so that waiting for it beats computing it twice."""
@@ -150,7 +155,7 @@ class KVCacheManager:
         """
         if not self._pool.num_pinned:
             return False
-        with self._pool.using(match.block_ids):
+        with self._pool.using(match.found):
             while (num_short := self._num_short(match, num_tokens)) > 0:
                 if not self._yield(num_short, not self._tables and not self._holds):
                     return False
@@ -160,7 +165,7 @@ class KVCacheManager:
         """Like `make_room`, for an owner that cannot grow; returns whether any blocks became available."""
         own = {block_id for blocks in self._tables[owner].groups for block_id in blocks}
         is_alone = len(self._tables) == 1 and all(own.issuperset(hold.block_ids) for hold in self._holds.values())
-        entries = self._needs.entries(self._tables[owner].num_blocks, math.ceil(num_tokens / self.layout.block_size))
+        entries = self._needs.entries(self._tables[owner].num_blocks, self.layout.num_blocks(num_tokens))
         num_short = self._needs.num_pages(entries) - self._pool.num_available
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
@@ -183,9 +188,9 @@ class KVCacheManager:
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
-        groups, num_matched = tuple(block_ids[:] for block_ids in match.block_ids), match.num_blocks
-        checkpoints |= self._checkpoints.divergence(hashes, num_matched)
-        table = BlockTable(groups, list(match.num_dropped), num_tokens, num_matched, 0, num_matched, checkpoints)
+        groups = tuple(block_ids[:] for block_ids in match.block_ids)
+        checkpoints |= self._checkpoints.divergence(hashes, match.num_blocks)
+        table = BlockTable(groups, list(match.num_dropped), num_tokens, match.num_blocks, 0, checkpoints)
         self._renew_promise(table)
         self._tables[owner] = table
         self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :]) if self.prefix_caching else ()
@@ -201,7 +206,7 @@ class KVCacheManager:
         nothing allocated, if too few are available.
         """
         table = self._tables[owner]
-        num_blocks = math.ceil(num_tokens / self.layout.block_size)
+        num_blocks = self.layout.num_blocks(num_tokens)
         if num_blocks <= table.num_blocks:
             return True
         self._drop_unseen(table, num_computed_tokens)
@@ -209,27 +214,25 @@ class KVCacheManager:
         enough = self._needs.num_pages(entries) <= self._pool.num_available
         if enough:
             for group, indices in enumerate(entries):
-                table.extend(group, num_blocks, indices, self._allocated(group, len(indices)))
+                new = self._pool.allocate(len(indices), self._pages_per_block[group])
+                table.extend(group, num_blocks, indices, new)
         self._renew_promise(table)
         self._checkpoints.take(table, num_before, self.num_unpromised - self._watermark_pages)
         return enough
 
-    def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
-        """Allocate to `owner`, just admitted, all blocks of `num_tokens` tokens whose KV comes from another worker.
+    def reserve(
+        self, owner: str, num_tokens: int, next_position: int, more: Sequence[CachedRun]
+    ) -> tuple[BlockRange, ...]:
+        """Give `owner`, just admitted, all blocks of `num_tokens` tokens whose KV comes from another worker: `more`,
+        which were found with its match, and new ones.
 
-        Returns the blocks to fill; none that the query at `next_position` does not attend to.
+        Returns the new blocks, to fill; none that the query at `next_position` does not attend to.
         """
-        table = self._tables[owner]
-        num_blocks = math.ceil(num_tokens / self.layout.block_size)
-        num_matched = [table.num_blocks] * len(table.groups)
+        table, num_blocks = self._tables[owner], self.layout.num_blocks(num_tokens)
         self._drop_unseen(table, next_position)
-        for index, first in enumerate(self._needs.first_blocks(next_position)):
-            if first > len(table.groups[index]):
-                table.skip_to(index, min(first, num_blocks))
-            entries = self.layout.stored(index, len(table.groups[index]), num_blocks)
-            table.extend(index, num_blocks, entries, self._allocated(index, len(entries)))
+        firsts = self._arriving.extend(table, more, self._needs.first_blocks(next_position), num_blocks)
         self._renew_promise(table)
-        return self._with_pages(table.ranges(num_matched, num_blocks))
+        return self._with_pages(table.ranges(firsts, num_blocks))
 
     def lease(self, owner: str, num_tokens: int, first_block: int, end_block: int, name: str) -> tuple[BlockRange, ...]:
         """Lease under `name` those of the owner's blocks `[first_block, end_block)` that the last query of `num_tokens`
@@ -285,7 +288,7 @@ class KVCacheManager:
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if block_id := blocks[index]:
+                if (block_id := blocks[index]) and index >= table.num_found[group]:
                     self._cache.insert(block_id, hashes[index], parent, group)
         for group, blocks in enumerate(table.groups):
             self._cache.note_stretches(hashes, blocks, group, table.num_committed, num_full)
@@ -335,7 +338,7 @@ class KVCacheManager:
 
     def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
         """Number of pages that an owner of `num_tokens` starting from `match` needs beyond the unpromised ones."""
-        revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
+        revived = sum(map(self._pool.num_idle, match.found))
         needed = self._needs.num_missing(match.num_blocks, match.num_held, num_tokens)
         left = self._watermark_pages if self._tables else 0
         return left + revived + self._num_promised + needed - self._pool.num_available
@@ -345,9 +348,6 @@ class KVCacheManager:
         num_available = self._pool.num_available
         self.pinned.blocks.yield_blocks(count, must=must)
         return self._pool.num_available > num_available
-
-    def _allocated(self, group: int, count: int) -> list[int]:
-        return self._pool.allocate(count, self._pages_per_block[group])
 
     def _with_pages(self, ranges: Iterable[BlockRange]) -> tuple[BlockRange, ...]:
         """One range per group, with the pages of blocks that have several."""

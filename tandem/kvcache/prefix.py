@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from operator import is_not
 from typing import Protocol, cast
 
@@ -207,20 +207,37 @@ class NoPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedRun:
+    """Cached blocks of one group: `block_ids`, 32 bits each, are those of consecutive entries from `first` on."""
+
+    first: int
+    block_ids: "array[int]"
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """Longest cached prefix: its `num_blocks` leading blocks are available in every group.
     `block_ids[group]` has `num_blocks` entries, 32 bits each. The first `num_dropped[group]` are the null block: the
-    group's next query does not attend there.
+    group's next query does not attend there. `more`: by group, blocks after these that are of use if all that is
+    missing comes from another worker; empty if nothing comes.
     """
 
     num_blocks: int
     block_ids: tuple["array[int]", ...]
     num_dropped: tuple[int, ...]
+    more: tuple[CachedRun, ...] = ()
 
     @property
     def num_held(self) -> list[int]:
-        """Number of non-null blocks of each group."""
-        return [self.num_blocks - num_dropped for num_dropped in self.num_dropped]
+        """Number of non-null blocks of each group, `more` included."""
+        num_more = (len(run.block_ids) for run in self.more)
+        counts = zip_longest(self.num_dropped, num_more, fillvalue=0)
+        return [self.num_blocks - num_dropped + count for num_dropped, count in counts]
+
+    @property
+    def found(self) -> list["array[int]"]:
+        """All blocks found, null ones included."""
+        return [*self.block_ids, *(run.block_ids for run in self.more)]
 
 
 def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:

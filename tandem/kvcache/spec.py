@@ -85,6 +85,10 @@ class KVLayout:
         """
         return all(group.spec.can_rewind for group in self.groups)
 
+    def num_blocks(self, num_tokens: int) -> int:
+        """Number of blocks that hold so many tokens, the last one perhaps partly filled."""
+        return math.ceil(num_tokens / self.block_size)
+
     def first_needed(self, group: int, position: int) -> int:
         """First block of a group that the query at `position` attends to."""
         return self.groups[group].spec.needed(position) // self.block_size

@@ -41,8 +41,8 @@ def refuse_impossible(request: Request, max_model_len: int, kv: KVCacheManager) 
 
 def find_prefix(request: Request, kv: KVCacheManager) -> PrefixMatch:
     """Longest cached prefix from which the request could start."""
-    hashes = [] if request.needs_whole_prompt else request.block_hashes
-    return kv.match(hashes, request.num_tokens)
+    hashes = () if request.needs_whole_prompt else request.block_hashes
+    return kv.match(hashes, request.num_tokens, request.num_expected_tokens)
 
 
 def has_room_for(request: Request, kv: KVCacheManager) -> bool:

@@ -353,7 +353,7 @@ class Scheduler:
         if is_fetched:
             request.state = RequestState.WAITING_FOR_KV
             self._fetching[request.request_id] = num_held_tokens
-            self._sharing.reserve(request, num_held_tokens)
+            self._sharing.reserve(request, num_held_tokens, match.more)
             return True
         if request.num_expected_tokens:
             self._sharing.reserve_nothing(request, num_held_tokens)

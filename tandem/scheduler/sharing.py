@@ -6,8 +6,11 @@ over, a leased one until its lease ends, whatever becomes of the request. The ca
 `KVCacheManager.drop`, with the id that the event names.
 """
 
+from collections.abc import Sequence
+
 from tandem.kvcache.block_table import BlockRange
 from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.kvcache.prefix import CachedRun
 from tandem.scheduler.output import KVComputed, KVEvent, KVReserved
 from tandem.scheduler.request import Request
 
@@ -20,12 +23,13 @@ class KVSharing:
         self._events: list[KVEvent] = []
         self._num_fetches = 0
 
-    def reserve(self, request: Request, num_held_tokens: int) -> None:
+    def reserve(self, request: Request, num_held_tokens: int, more: Sequence[CachedRun]) -> None:
         """Allocate and hold all blocks of the KV that a newly admitted request expects. KV of the first
-        `num_held_tokens` tokens was found in the prefix cache.
+        `num_held_tokens` tokens was found in the prefix cache, and `more` of it in some groups.
         """
         expected = request.num_expected_tokens
-        groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
+        next_position = min(expected, request.num_tokens - 1)
+        groups = self._kv.reserve(request.request_id, expected, next_position, more)
         fetch_id = self._tell_reserved(request, num_held_tokens, groups)
         for group in groups:
             self._kv.hold(fetch_id, group.block_ids, HoldKind.TRANSFER)

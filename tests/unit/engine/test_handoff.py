@@ -14,6 +14,7 @@ from tandem.scheduler.request import Handoff
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS, family_params
 from tests.helpers.engines import serve_alone
 from tests.helpers.handoff import Side, copy_blocks, hand_off, prefill
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -92,6 +93,30 @@ def test_only_missing_blocks_are_to_be_fetched(llama: Path) -> None:
     assert reserved.num_held_tokens == 40
     assert [(group.first_index, len(group.block_ids)) for group in reserved.groups] == [(5, 7)]
     assert copy_blocks(source, prefill(source, prompt, GREEDY), destination, reserved) == 7
+
+
+@pytest.mark.parametrize("num_chunks", [None, 0, 1, 2])
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma3", "granite_hybrid"])
+def test_a_beginning_that_layers_of_every_token_hold_is_not_fetched_again(
+    family: str, num_chunks: int | None, tmp_path: Path
+) -> None:
+    """Regression: where other layers have a window or a state, each prompt's common beginning was sent anew."""
+    path = write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS)[family](tmp_path))
+    source, destination = Side(path, **CHUNKED), Side(path, **CHUNKED)
+    beginning = prompt_of(51)
+    first, second = (beginning + prompt_of(39, seed) for seed in (1, 2))
+    layout = destination.engine.kv.layout
+    growing = [group for group, found in enumerate(layout.groups) if not found.spec.is_bounded]
+    assert growing
+    assert layout.is_bounded
+    assert hand_off(source, destination, first, GREEDY) == alone(path, first, GREEDY)
+    assert hand_off(source, destination, second, GREEDY, num_chunks=num_chunks) == alone(path, second, GREEDY)
+    reserved = destination.reserved()
+    assert reserved.num_held_tokens == 0
+    for group in growing:
+        assert (reserved.groups[group].first_index, len(reserved.groups[group].block_ids)) == (6, 6)
+    assert_idle(source)
+    assert_idle(destination)
 
 
 def test_chunks_are_leased_while_the_prompt_is_computed(llama: Path) -> None:

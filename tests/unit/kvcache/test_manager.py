@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import extend_hashes
-from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import STRETCH_BLOCKS
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
@@ -211,10 +211,60 @@ def test_a_reservation_redeems_its_promise() -> None:
     manager = manager_of(8, None)
     admitted(manager, "waits", [1] * 16)
     assert manager.num_unpromised == 4
-    manager.reserve("waits", 16, 15)
+    manager.reserve("waits", 16, 15, ())
     assert manager.num_unpromised == 4
     admitted(manager, "other", [2] * 16)
     manager.check()
+
+
+def arrived(manager: KVCacheManager, tokens: list[int], *, finds: bool = True) -> tuple[BlockRange, ...]:
+    """Admits a request all of whose KV comes from elsewhere, as much as is missing; returns what was to be filled."""
+    hashes, last = chain(tokens) if finds else [], len(tokens) - 1
+    match = manager.match(hashes, len(tokens), len(tokens))
+    assert match.num_blocks == 0
+    assert manager.can_admit(match, len(tokens))
+    manager.admit("waits", match, chain(tokens), len(tokens))
+    ranges = manager.reserve("waits", len(tokens), last, match.more)
+    manager.check()
+    manager.commit("waits", chain(tokens), last)
+    return ranges
+
+
+def test_a_group_takes_what_it_has_of_a_prefix_from_which_nobody_can_start() -> None:
+    """A window of 4 tokens at the end of prompts of 24, all of whose KV came from elsewhere, leaves no beginning."""
+    manager = manager_of(40, None, 4)
+    for end, finds, taken in ((2, True, 0), (3, True, 4), (4, False, 0), (5, True, 4)):
+        full, sliding = arrived(manager, [1] * 16 + [end] * 8, finds=finds)
+        assert (full.first_index, len(full.block_ids)) == (taken, 6 - taken)
+        assert (sliding.first_index, len(sliding.block_ids)) == (5, 1)
+        manager.release("waits")
+        manager.check()
+        assert manager.usage.used == 0
+
+
+def test_the_block_of_the_next_query_is_not_taken() -> None:
+    """It will be written. Here all of the prompt's blocks are cached, but for the window's."""
+    manager = manager_of(40, None, 4)
+    for tokens in ([1] * 17, [1] * 16):
+        full, _ = arrived(manager, tokens)
+        manager.release("waits")
+    assert (full.first_index, len(full.block_ids)) == (3, 1)
+
+
+def test_what_another_request_holds_needs_no_room() -> None:
+    """A prompt of 25 tokens needs 7 blocks and at most 4 of a window with a chunk; 4 of the 7 are another's."""
+    manager = manager_of(16, None, 4)
+    first, second = [1] * 16 + [2] * 9, [1] * 16 + [3] * 9
+    arrived(manager, first)
+    num_free = manager.num_unpromised
+    assert num_free == 7
+    assert not manager.can_admit(manager.match(chain(second), 25), 25)
+    match = manager.match(chain(second), 25, 25)
+    assert manager.can_admit(match, 25)
+    manager.admit("second", match, chain(second), 25)
+    manager.reserve("second", 25, 24, match.more)
+    manager.check()
+    assert num_free - manager.num_unpromised == 3 + 2
 
 
 class CountedHash(bytes):

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandem.core.hashing import extend_hashes
 from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.kvcache.prefix import CachedRun
 from tandem.kvcache.spec import KVLayout
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
 from tests.helpers.oracles import BlockOracle
@@ -88,7 +89,7 @@ class BlockAccounting(RuleBasedStateMachine):
         token_ids = self.scaled(token_ids)
         owner = Owner(token_ids, 0, len(token_ids), shares=False)
         owner.extend(0)
-        match = self.manager.match(owner.hashes, len(token_ids))
+        match = self.manager.match(owner.hashes, len(token_ids), len(token_ids) if expects else 0)
         assert match.num_blocks == self.oracle.longest_match(owner.hashes, len(token_ids))
         self.check_matched_content(match.block_ids, owner.hashes)
         fits = self.manager.can_admit(match, len(token_ids))
@@ -103,19 +104,24 @@ class BlockAccounting(RuleBasedStateMachine):
         self.owners[name] = owner
         self.oracle.hold(name, table.groups)
         if expects:
-            self.reserve(name, owner)
+            self.reserve(name, owner, match.more)
 
-    def reserve(self, name: str, owner: Owner) -> None:
+    def reserve(self, name: str, owner: Owner, more: Sequence[CachedRun]) -> None:
         """Its KV comes from elsewhere: all blocks at once, pinned."""
         table, others = self.manager._tables[name], self.oracle.referenced()
         num_matched = owner.num_computed // BLOCK_SIZE
-        ranges = self.manager.reserve(name, len(owner.token_ids), len(owner.token_ids) - 1)
+        ranges = self.manager.reserve(name, len(owner.token_ids), len(owner.token_ids) - 1, more)
         self.oracle.hold(name, table.groups)
         owner.fetch = self.new_name("fetch")
         self.check_room(table.groups, len(owner.token_ids) - 1, len(owner.token_ids))
-        for found, blocks in zip(ranges, table.groups, strict=True):
+        for group, (found, blocks) in enumerate(zip(ranges, table.groups, strict=True)):
             assert found.first_index >= num_matched
-            assert found.block_ids == tuple(b for b in blocks[num_matched:] if b), "not what is to be filled"
+            taken = [(index, b) for index, b in enumerate(blocks[: found.first_index]) if b and index >= num_matched]
+            assert all(self.manager._cache.lookup(owner.hashes[index], group) == b for index, b in taken)
+            if found.block_ids and found.first_index < (len(owner.token_ids) - 1) // BLOCK_SIZE:
+                is_cached = self.manager._cache.lookup(owner.hashes[found.first_index], group) is not None
+                assert not is_cached, "what is cached is to be filled"
+            assert found.block_ids == tuple(b for b in blocks[found.first_index :] if b), "not what is to be filled"
             assert not any(others[b] for b in found.block_ids), "a block that someone holds is to be filled"
             self.manager.hold(owner.fetch, found.block_ids, HoldKind.TRANSFER)
         self.follow_hold(owner.fetch, HoldKind.TRANSFER)

@@ -86,9 +86,9 @@ class PinnedPrefixes(RuleBasedStateMachine):
     def found(self, hashes: list[bytes]) -> int:
         return longest_prefix(self.manager.pinned, self.layout, hashes, len(hashes)).num_blocks
 
-    def admit(self, token_ids: list[int], hashes: list[bytes]) -> str | None:
+    def admit(self, token_ids: list[int], hashes: list[bytes], num_expected: int = 0) -> str | None:
         """A request is admitted, or must wait: then somebody else has blocks, or some are on their way."""
-        match = self.manager.match(hashes, len(token_ids))
+        match = self.match = self.manager.match(hashes, len(token_ids), num_expected)
         is_alone = not self.owners
         if not (self.manager.can_admit(match, len(token_ids)) or self.manager.make_room(match, len(token_ids))):
             assert not is_alone or self.moves, "a request that has the pool to itself was not admitted"
@@ -211,11 +211,11 @@ class PinnedPrefixes(RuleBasedStateMachine):
         token_ids = [*self.promises[index % len(self.promises)].token_ids, 9]
         hashes = chain(token_ids)
         num_expected = self.manager.pinned.num_restorable(hashes[: (len(token_ids) - 1) // BLOCK_SIZE]) * BLOCK_SIZE
-        name = self.admit(token_ids, hashes) if num_expected else None
+        name = self.admit(token_ids, hashes, num_expected) if num_expected else None
         if name is None:
             return
         if self.owners[name].num_computed < num_expected:
-            groups = self.manager.reserve(name, num_expected, num_expected)
+            groups = self.manager.reserve(name, num_expected, num_expected, self.match.more)
             reads = self.manager.pinned.begin_restore(hashes, groups)
             assert len(reads) == sum(len(found.block_ids) for found in groups), "what is restorable was not there"
             if expires == 0:

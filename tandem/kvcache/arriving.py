@@ -1,0 +1,68 @@
+"""Blocks of requests whose KV comes from another worker: of each group what the prefix cache lacks.
+
+A request can start from a cached prefix only where all groups hold what its next query reads. Where the rest comes from
+another worker, each group's blocks are of use by themselves: of a prompt that leaves another one in the middle, layers
+that keep every token have the common part, although windowed and recurrent layers have nothing there.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tandem.kvcache.block_pool import BlockPool
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.prefix import CachedRun, PrefixCache, PrefixMatch
+from tandem.kvcache.spec import KVLayout
+
+
+class ArrivingBlocks:
+    """Finds cached blocks of each group, and extends block tables by them and by new ones for what comes."""
+
+    def __init__(self, layout: KVLayout, pool: BlockPool, cache: PrefixCache) -> None:
+        self._layout = layout
+        self._groups = range(len(layout.groups))
+        self._pool = pool
+        self._cache = cache
+
+    def completed(
+        self, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int, next_position: int
+    ) -> PrefixMatch:
+        """Returns a match with `more`: cached blocks of its chain's first `num_tokens` tokens, as far as the query at
+        `next_position` attends to them. The block of that query is not among them, since it will be written.
+        """
+        num_blocks = self._layout.num_blocks(num_tokens)
+        hashes = hashes[: next_position // self._layout.block_size]
+        more = (self._run(group, match.num_blocks, hashes, num_blocks, next_position) for group in self._groups)
+        return replace(match, more=tuple(more))
+
+    def extend(self, table: BlockTable, more: Sequence[CachedRun], firsts: Sequence[int], num_blocks: int) -> list[int]:
+        """Extends a table to `num_blocks` entries; returns, by group, the first entry to fill. `firsts`: by group, the
+        first entry that is needed; those before it stay null.
+        """
+        for group, first in enumerate(firsts):
+            if first > len(table.groups[group]):
+                table.skip_to(group, min(first, num_blocks))
+        for group, run in enumerate(more):
+            if run.block_ids:
+                end = run.first + len(run.block_ids)
+                self._pool.acquire(run.block_ids)
+                table.extend(group, end, range(run.first, end), run.block_ids)
+                table.num_found[group] = end
+        # NOTE: after all cached blocks were taken, since new ones evict others
+        starts = [len(blocks) for blocks in table.groups]
+        for group, start in enumerate(starts):
+            entries = self._layout.stored(group, start, num_blocks)
+            size = self._layout.groups[group].pages_per_block
+            table.extend(group, num_blocks, entries, self._pool.allocate(len(entries), size))
+        return starts
+
+    def _run(
+        self, group: int, num_matched: int, hashes: Sequence[bytes], num_blocks: int, next_position: int
+    ) -> CachedRun:
+        start = min(max(num_matched, self._layout.first_needed(group, next_position)), num_blocks)
+        entries = self._layout.stored(group, start, num_blocks)
+        if not entries:
+            return CachedRun(num_blocks, array("i"))
+        first, last = entries[0], entries[-1]
+        end = last + 1 if last - first == len(entries) - 1 else first + 1
+        return CachedRun(first, self._cache.leading(hashes, group, first, min(end, len(hashes))))
