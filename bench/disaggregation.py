@@ -101,8 +101,20 @@ class Client:
 
     async def complete(self, num_prompt_tokens: int, num_output_tokens: int) -> str:
         """One request to its end; returns its id."""
-        prompt = [self._random.randrange(1, self._vocab_size) for _ in range(num_prompt_tokens)]
-        body = {"model": "m", "prompt": prompt, "max_tokens": num_output_tokens, "ignore_eos": True, "temperature": 0}
+        return await self.complete_prompt(self.random_tokens(num_prompt_tokens), num_output_tokens)
+
+    def random_tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(1, self._vocab_size) for _ in range(count)]
+
+    async def complete_prompt(self, prompt: Sequence[int], num_output_tokens: int) -> str:
+        """The same for a given prompt."""
+        body = {
+            "model": "m",
+            "prompt": list(prompt),
+            "max_tokens": num_output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         answer = await self._http.post("/v1/completions", json=body)
         answer.raise_for_status()
         assert answer.json()["usage"]["completion_tokens"] == num_output_tokens, answer.text

@@ -1,4 +1,5 @@
-"""Exposed time of hand-offs, after a prompt's last chunk, by kind of state: a worker of each role and one request.
+"""Bytes and exposed time of hand-offs, after a prompt's last chunk, by kind of state: a worker of each role and one
+request. Then the same for prompts that have all but 64 tokens in common with one before.
 
     python -m bench.handoffs [--transport tcp] [--lengths 512,2048,8192] [--rounds 3] [--save]
 
@@ -23,8 +24,10 @@ from tests.helpers import checkpoints, delta_checkpoints, hybrid_checkpoints, sp
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 _CHUNK = 512
+_NEW = 64  # tokens of a prompt whose beginning both workers know
 _LONG = 4096  # tokens of a prompt that is computed once, however many rounds there are
 _INDEXED = {"index_topk": 512, "index_head_dim": 128, "index_n_heads": 16}
+_WINDOWED = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "intermediate_size": 512}
 _MAMBA_2 = {"num_heads": 16, "head_dim": 64, "state_size": 128, "n_groups": 1}
 _BESIDE = {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1}
 _DELTA = {
@@ -37,6 +40,7 @@ _DELTA = {
 _SCAN = {"num_hidden_layers": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "num_experts": 1, "mamba_dt_rank": 32}
 MODELS: Mapping[str, tuple[checkpoints.Builder, Mapping[str, Any]]] = {
     "K and V of 4 heads": (checkpoints.save_tiny_qwen3, HEADS),
+    "1 window, 1 attention": (checkpoints.save_tiny_gpt_oss, {**HEADS, **_WINDOWED}),
     "latents": (checkpoints.save_tiny_deepseek_v3, LATENT),
     "latents and index keys": (
         checkpoints.save_tiny_glm_moe_dsa,
@@ -79,22 +83,28 @@ def _end_s(stage: Mapping[str, Any]) -> float:
     return float(stage["start_s"] + stage["duration_s"])
 
 
-async def measured(url: str, lengths: Sequence[int], rounds: int) -> list[tuple[int, list[HandedOver], float]]:
-    """For each length its hand-offs, and the cores that others kept busy."""
+async def measured(url: str, lengths: Sequence[int], rounds: int) -> list[tuple[str, list[HandedOver], float]]:
+    """For each workload its hand-offs, and the cores that others kept busy."""
     client, found = Client(url, NUM_TOKENS - 1, seed=1), []
     try:
         await client.complete(min(lengths), 2)
         for length in lengths:
-            foreign = ForeignLoad()
-            ids = [await client.complete(length, 2) for _ in range(rounds if length < _LONG else 1)]
-            found.append((length, [handed_over(await client.timeline(each)) for each in ids], foreign.cores()))
+            count, beginning = rounds if length < _LONG else 1, client.random_tokens(length - _NEW)
+            for name, known in ((f"{length} tokens", []), (f"{length} tokens, all but {_NEW} known", beginning)):
+                if known:
+                    await client.complete_prompt([*known, *client.random_tokens(_NEW)], 2)
+                foreign, samples = ForeignLoad(), []
+                for _ in range(count):
+                    prompt = [*known, *client.random_tokens(length - len(known))]
+                    samples.append(handed_over(await client.timeline(await client.complete_prompt(prompt, 2))))
+                found.append((name, samples, foreign.cores()))
     finally:
         await client.close()
     return found
 
 
-def rows_of(kind: str, found: Sequence[tuple[int, list[HandedOver], float]]) -> Iterator[Row]:
-    for length, samples, foreign in found:
+def rows_of(kind: str, found: Sequence[tuple[str, list[HandedOver], float]]) -> Iterator[Row]:
+    for workload, samples, foreign in found:
         figures = {
             ("moved", "MB"): [each.num_bytes / 1e6 for each in samples],
             ("of them after the last chunk", "MB"): [each.exposed_bytes / 1e6 for each in samples],
@@ -103,7 +113,7 @@ def rows_of(kind: str, found: Sequence[tuple[int, list[HandedOver], float]]) -> 
         }
         for (metric, unit), values in figures.items():
             median = statistics.median(values)
-            yield Row(f"{length} tokens", kind, metric, median, unit, samples=tuple(values), foreign_cores=foreign)
+            yield Row(workload, kind, metric, median, unit, samples=tuple(values), foreign_cores=foreign)
 
 
 def measure(kind: str, directory: Path, transport: str, lengths: Sequence[int], rounds: int) -> list[Row]:

@@ -23,7 +23,7 @@ def test_what_ends_after_the_last_chunk_is_exposed() -> None:
 
 def test_rows_are_medians_in_their_units() -> None:
     samples = [HandedOver(2e6, 2.0, exposed_s, 1e6) for exposed_s in (0.5, 0.1, 0.2)]
-    rows = {row.metric: (row.value, row.unit) for row in rows_of("latents", [(512, samples, 0.0)])}
+    rows = {row.metric: (row.value, row.unit) for row in rows_of("latents", [("512 tokens", samples, 0.0)])}
     assert rows == {
         "moved": (2.0, "MB"),
         "of them after the last chunk": (1.0, "MB"),
