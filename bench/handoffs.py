@@ -1,5 +1,6 @@
 """Bytes and exposed time of hand-offs, after a prompt's last chunk, by kind of state: a worker of each role and one
-request. Then the same for prompts that have all but 64 tokens in common with one before.
+request. Then the same for prompts that have all but 64 tokens in common with one before, and the bytes of eight such
+prompts at once of which none was seen before.
 
     python -m bench.handoffs [--transport tcp] [--lengths 512,2048,8192] [--rounds 3] [--save]
 
@@ -25,6 +26,7 @@ from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 _CHUNK = 512
 _NEW = 64  # tokens of a prompt whose beginning both workers know
+_AT_ONCE = 8
 _LONG = 4096  # tokens of a prompt that is computed once, however many rounds there are
 _INDEXED = {"index_topk": 512, "index_head_dim": 128, "index_n_heads": 16}
 _WINDOWED = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "intermediate_size": 512}
@@ -65,6 +67,16 @@ class HandedOver:
     exposed_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Hand-offs of one workload, and the cores that others kept busy. `is_burst`: they ran at once."""
+
+    workload: str
+    samples: Sequence[HandedOver]
+    foreign_cores: float
+    is_burst: bool = False
+
+
 def handed_over(stages: Sequence[Mapping[str, Any]]) -> HandedOver:
     """Figures read from its timeline."""
     chunks = [stage for stage in stages if stage["name"] == "prefill chunk"]
@@ -83,33 +95,43 @@ def _end_s(stage: Mapping[str, Any]) -> float:
     return float(stage["start_s"] + stage["duration_s"])
 
 
-async def measured(url: str, lengths: Sequence[int], rounds: int) -> list[tuple[str, list[HandedOver], float]]:
-    """For each workload its hand-offs, and the cores that others kept busy."""
-    client, found = Client(url, NUM_TOKENS - 1, seed=1), []
+async def measured(url: str, lengths: Sequence[int], rounds: int) -> list[Measured]:
+    client, found = Client(url, NUM_TOKENS - 1, seed=1), list[Measured]()
+
+    async def handed(known: Sequence[int], length: int) -> HandedOver:
+        prompt = [*known, *client.random_tokens(length - len(known))]
+        return handed_over(await client.timeline(await client.complete_prompt(prompt, 2)))
+
     try:
         await client.complete(min(lengths), 2)
         for length in lengths:
-            count, beginning = rounds if length < _LONG else 1, client.random_tokens(length - _NEW)
-            for name, known in ((f"{length} tokens", []), (f"{length} tokens, all but {_NEW} known", beginning)):
-                if known:
-                    await client.complete_prompt([*known, *client.random_tokens(_NEW)], 2)
-                foreign, samples = ForeignLoad(), []
-                for _ in range(count):
-                    prompt = [*known, *client.random_tokens(length - len(known))]
-                    samples.append(handed_over(await client.timeline(await client.complete_prompt(prompt, 2))))
-                found.append((name, samples, foreign.cores()))
+            count, beginnings = rounds if length < _LONG else 1, [client.random_tokens(length - _NEW) for _ in range(2)]
+            foreign = ForeignLoad()
+            fresh = [await handed([], length) for _ in range(count)]
+            found.append(Measured(f"{length} tokens", fresh, foreign.cores()))
+            await handed(beginnings[0], length)
+            foreign, known = ForeignLoad(), [await handed(beginnings[0], length) for _ in range(count)]
+            found.append(Measured(f"{length} tokens, all but {_NEW} known", known, foreign.cores()))
+            foreign, burst = ForeignLoad(), [handed(beginnings[1], length) for _ in range(_AT_ONCE)]
+            name = f"{length} tokens, all but {_NEW} in common, {_AT_ONCE} at once"
+            found.append(Measured(name, await asyncio.gather(*burst), foreign.cores(), is_burst=True))
     finally:
         await client.close()
     return found
 
 
-def rows_of(kind: str, found: Sequence[tuple[str, list[HandedOver], float]]) -> Iterator[Row]:
-    for workload, samples, foreign in found:
+def rows_of(kind: str, found: Sequence[Measured]) -> Iterator[Row]:
+    for each in found:
+        samples, workload, foreign = each.samples, each.workload, each.foreign_cores
+        if each.is_burst:
+            total = sum(sample.num_bytes for sample in samples) / 1e6
+            yield Row(workload, kind, "moved by all", total, "MB", foreign_cores=foreign)
+            continue
         figures = {
-            ("moved", "MB"): [each.num_bytes / 1e6 for each in samples],
-            ("of them after the last chunk", "MB"): [each.exposed_bytes / 1e6 for each in samples],
-            ("exposed", "ms"): [1000 * each.exposed_s for each in samples],
-            ("exposed, share of prefill", "%"): [100 * each.exposed_s / each.prefill_s for each in samples],
+            ("moved", "MB"): [sample.num_bytes / 1e6 for sample in samples],
+            ("of them after the last chunk", "MB"): [sample.exposed_bytes / 1e6 for sample in samples],
+            ("exposed", "ms"): [1000 * sample.exposed_s for sample in samples],
+            ("exposed, share of prefill", "%"): [100 * sample.exposed_s / sample.prefill_s for sample in samples],
         }
         for (metric, unit), values in figures.items():
             median = statistics.median(values)

@@ -20,7 +20,7 @@ class ArrivingBlocks:
 
     def __init__(self, layout: KVLayout, pool: BlockPool, cache: PrefixCache) -> None:
         self._layout = layout
-        self._groups = range(len(layout.groups))
+        self._growing = [group for group, found in enumerate(layout.groups) if not found.spec.is_bounded]
         self._pool = pool
         self._cache = cache
 
@@ -32,8 +32,10 @@ class ArrivingBlocks:
         """
         num_blocks = self._layout.num_blocks(num_tokens)
         hashes = hashes[: next_position // self._layout.block_size]
-        more = (self._run(group, match.num_blocks, hashes, num_blocks, next_position) for group in self._groups)
-        return replace(match, more=tuple(more))
+        groups = range(len(self._layout.groups))
+        more = tuple(self._run(group, match.num_blocks, hashes, num_blocks, next_position) for group in groups)
+        ends = [more[group].first + len(more[group].block_ids) for group in self._growing]
+        return replace(match, num_leading=min(ends, default=match.num_blocks), more=more)
 
     def extend(self, table: BlockTable, more: Sequence[CachedRun], firsts: Sequence[int], num_blocks: int) -> list[int]:
         """Extends a table to `num_blocks` entries; returns, by group, the first entry to fill. `firsts`: by group, the

@@ -135,13 +135,13 @@ class KVCacheManager:
         groups = range(len(self.layout.groups))
         return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
 
-    def coming(self, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
+    def coming(self, hashes: Sequence[bytes], first: int, end: int, *, to_start: bool) -> tuple[int, int]:
         """Returns (number of blocks `[first, end)` of a chain that can be shared once they arrive, number that arrive)
-        for the owner expecting blocks from another worker that shares most with the chain.
+        for the owner expecting blocks from another worker that shares most. `to_start`: all groups must have them.
         """
         if first >= end or not self._coming[hashes[first]]:
             return 0, 0
-        return max(self._coming_to(owner, hashes, first, end) for owner in self._owners_waiting)
+        return max(self._coming_to(owner, hashes, first, end, to_start) for owner in self._owners_waiting)
 
     def can_admit(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside the blocks promised to other owners."""
@@ -376,7 +376,7 @@ class KVCacheManager:
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 
-    def _coming_to(self, owner: str, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
+    def _coming_to(self, owner: str, hashes: Sequence[bytes], first: int, end: int, to_start: bool) -> tuple[int, int]:
         table, coming = self._tables[owner], self._hashes_in_flight[owner]
         start = first - table.num_committed
         if not 0 <= start < len(coming) or coming[start] != hashes[first]:
@@ -385,7 +385,7 @@ class KVCacheManager:
         num_shared = bisect_left(range(most), True, key=lambda i: hashes[first + i] != coming[start + i])
         # NOTE: the owner has blocks of a bounded group only from what its own end sees on
         needed = self._needs.first_blocks((first + num_shared) * self.layout.block_size)
-        is_usable = all(map(ge, needed, table.num_dropped))
+        is_usable = not to_start or all(map(ge, needed, table.num_dropped))
         return (num_shared, len(coming) - start) if is_usable else (0, 0)
 
     def _counted(self, owner: str) -> Counter[bytes]:

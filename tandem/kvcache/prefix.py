@@ -218,13 +218,18 @@ class CachedRun:
 class PrefixMatch:
     """Longest cached prefix: its `num_blocks` leading blocks are available in every group.
     `block_ids[group]` has `num_blocks` entries, 32 bits each. The first `num_dropped[group]` are the null block: the
-    group's next query does not attend there. `more`: by group, blocks after these that are of use if all that is
-    missing comes from another worker; empty if nothing comes.
+    group's next query does not attend there.
+
+    Args:
+        num_leading: leading blocks that all growing groups have, which keep every token; counted if `more` is.
+        more: by group, blocks after the matched ones that are of use if all that is missing comes from another worker;
+            empty if nothing comes.
     """
 
     num_blocks: int
     block_ids: tuple["array[int]", ...]
     num_dropped: tuple[int, ...]
+    num_leading: int
     more: tuple[CachedRun, ...] = ()
 
     @property
@@ -255,7 +260,8 @@ def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]
             agreed = agreed and served == num_blocks
             num_blocks = served
     firsts = tuple(search.first_needed(group, num_blocks) for group in range(len(layout.groups)))
-    return PrefixMatch(num_blocks, tuple(search.block_ids(*each, num_blocks) for each in enumerate(firsts)), firsts)
+    block_ids = tuple(search.block_ids(*each, num_blocks) for each in enumerate(firsts))
+    return PrefixMatch(num_blocks, block_ids, firsts, num_blocks)
 
 
 class _Search:

@@ -30,13 +30,14 @@ class AwaitedBlocks:
         """Whether the request should wait rather than start now from `match`, its prefix found. Sets `awaited_hash`."""
         request.awaited_hash = None
         num_reusable = min(len(request.block_hashes), (request.num_tokens - 1) // self._kv.layout.block_size)
-        if request.needs_whole_prompt or match.num_blocks >= num_reusable:
+        num_held = match.num_leading if request.is_computed_elsewhere else match.num_blocks
+        if request.needs_whole_prompt or num_held >= num_reusable:
             return False
-        next_hash = request.block_hashes[match.num_blocks]
+        next_hash = request.block_hashes[num_held]
         if self._kv.is_being_computed(next_hash):
-            self._computing.add((match.num_blocks, next_hash))
+            self._computing.add((num_held, next_hash))
             return True
-        num_awaited = self._num_awaited(request, match.num_blocks, num_reusable)
+        num_awaited = self._num_awaited(request, num_held, num_reusable)
         if num_awaited:
             request.awaited_hash = request.block_hashes[num_awaited - 1]
         return num_awaited > 0
@@ -47,7 +48,8 @@ class AwaitedBlocks:
             return 0
         block_size = self._kv.layout.block_size
         first = max(num_held, 0 if request.is_computed_elsewhere else request.num_expected_tokens // block_size)
-        num_shared, num_coming = self._kv.coming(request.block_hashes, first, num_reusable)
+        to_start = not request.is_computed_elsewhere
+        num_shared, num_coming = self._kv.coming(request.block_hashes, first, num_reusable, to_start=to_start)
         if request.is_computed_elsewhere:
             is_better = not request.is_offered
         else:

@@ -125,8 +125,7 @@ class Scheduler:
         if request is None:
             return
         request.is_offered, request.awaited_hash = True, None
-        # NOTE: a bounded group shares only a prompt's end, and what is committed counts as under way no longer
-        if request.state is RequestState.WAITING_FOR_KV and not self._kv.layout.is_bounded:
+        if request.state is RequestState.WAITING_FOR_KV:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def note_kv_ended(self, request_id: str, num_tokens: int) -> None:

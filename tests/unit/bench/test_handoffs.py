@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.handoffs import HandedOver, handed_over, rows_of
+from bench.handoffs import HandedOver, Measured, handed_over, rows_of
 
 
 def stage(name: str, start_s: float, duration_s: float, num_bytes: int = 0) -> dict[str, Any]:
@@ -23,10 +23,12 @@ def test_what_ends_after_the_last_chunk_is_exposed() -> None:
 
 def test_rows_are_medians_in_their_units() -> None:
     samples = [HandedOver(2e6, 2.0, exposed_s, 1e6) for exposed_s in (0.5, 0.1, 0.2)]
-    rows = {row.metric: (row.value, row.unit) for row in rows_of("latents", [("512 tokens", samples, 0.0)])}
+    rows = {row.metric: (row.value, row.unit) for row in rows_of("latents", [Measured("512 tokens", samples, 0.0)])}
     assert rows == {
         "moved": (2.0, "MB"),
         "of them after the last chunk": (1.0, "MB"),
         "exposed": (200.0, "ms"),
         "exposed, share of prefill": (10.0, "%"),
     }
+    (row,) = rows_of("latents", [Measured("512 tokens", samples, 0.0, is_burst=True)])
+    assert (row.metric, row.value, row.unit) == ("moved by all", 6.0, "MB")

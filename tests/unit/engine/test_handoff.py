@@ -119,6 +119,46 @@ def test_a_beginning_that_layers_of_every_token_hold_is_not_fetched_again(
     assert_idle(destination)
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "granite_hybrid"])
+def test_a_beginning_that_arrives_is_shared_before_the_rest_has_come(family: str, tmp_path: Path) -> None:
+    """The second prompt waits for the beginning, which the first one's worker sends, and then fetches only its rest."""
+    path = write_byte_tokenizer((EXPERT_BUILDERS | RECURRENT_BUILDERS)[family](tmp_path))
+    source, destination = Side(path, **CHUNKED), Side(path, **CHUNKED)
+    prompts = {name: prompt_of(64) + prompt_of(26, seed) for seed, name in enumerate(("first", "second"), 1)}
+    for name, prompt in prompts.items():
+        handoff = Handoff(num_expected_tokens=90)
+        destination.engine.add_request(prompt, GREEDY, request_id=name, handoff=handoff)
+        destination.step()
+    reserved = {"first": destination.reserved()}
+    assert reserved["first"].request_id == "first", "the second one does not wait"
+    chunks = prefill(source, prompts["first"], GREEDY)
+    copy_blocks(source, chunks[:1], destination, reserved["first"])
+    destination.engine.note_kv_offered("first", chunks[0].num_tokens)
+    destination.step()
+    assert destination.reserved().request_id == "first", "the second one waits for less than both have in common"
+    copy_blocks(source, chunks[1:2], destination, reserved["first"])
+    destination.engine.note_kv_offered("first", chunks[1].num_tokens)
+    destination.step()
+    reserved["second"] = destination.reserved()
+    for group, found in enumerate(destination.engine.kv.layout.groups):
+        if not found.spec.is_bounded:
+            assert reserved["second"].groups[group].first_index == 8
+    tokens = {"first": source.token_ids("prefill")[0]}
+    copy_blocks(source, chunks[2:], destination, reserved["first"])
+    source.engine.kv.drop("lease")
+    copy_blocks(source, prefill(source, prompts["second"], GREEDY), destination, reserved["second"])
+    source.engine.kv.drop("lease")
+    tokens["second"] = source.token_ids("prefill")[0]
+    for name in prompts:
+        destination.outputs += destination.engine.accept_token(name, SampledToken(tokens[name]))
+        destination.engine.note_kv_ended(name, 90)
+        destination.engine.kv.drop(reserved[name].fetch_id)
+    destination.run()
+    for name, prompt in prompts.items():
+        assert destination.token_ids(name) == alone(path, prompt, GREEDY)
+    assert_idle(destination)
+
+
 def test_chunks_are_leased_while_the_prompt_is_computed(llama: Path) -> None:
     source = Side(llama, **CHUNKED)
     chunks = prefill(source, prompt_of(90), GREEDY)
