@@ -25,6 +25,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tandem.core.paths import expanded
 from tandem.models.default_model import NAME, SAMPLING, fetch_default_model
 from tandem.models.gguf.parts import part_paths, whole_name
 from tandem.models.hub_gguf import HubFiles, recall, remember
@@ -80,8 +81,9 @@ def resolve_model_path(
         CheckpointError: nothing of that name exists, or there is neither a network nor a cached copy; or a GGUF file
             that would not be served exactly.
         UnsupportedCheckpointError: a repository has no safetensors, and its PyTorch files may not be fetched.
+        ConfigurationError: a path that cannot be looked up.
     """
-    path = Path(path_or_hub_id).expanduser()
+    path = expanded(path_or_hub_id)
     if path_or_hub_id and path.exists():
         file = _gguf_file(path)
         if file is not None:
@@ -113,9 +115,9 @@ def resolve_model_path(
 
 def served_name(path_or_hub_id: str) -> str:
     """Default name under which a model is served: the name of its directory, of its GGUF file without the ending, or
-    its Hugging Face name.
+    its Hugging Face name. Raises ConfigurationError for a path that cannot be looked up.
     """
-    path = Path(path_or_hub_id).expanduser()
+    path = expanded(path_or_hub_id)
     if path.is_file():
         return whole_name(path.absolute())
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
