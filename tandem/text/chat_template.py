@@ -265,9 +265,9 @@ def _resumable(sandbox: Sandbox, source: str) -> jinja2.Template | str:
 
 
 def _compile(sandbox: Sandbox, name: str, source: str) -> jinja2.Template:
-    try:
+    try:  # NOTE: some faults, such as a break outside loops, only Python finds in what Jinja makes of a template
         return sandbox.load(source)
-    except (jinja2.TemplateSyntaxError, RecursionError) as error:
+    except (jinja2.TemplateSyntaxError, SyntaxError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the chat template {name!r} is not valid Jinja: {error}") from error
 
 
