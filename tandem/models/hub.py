@@ -185,12 +185,12 @@ def _described(named: HubName, file: "_HubFile") -> Path:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """`path` if it is a GGUF file, or the only GGUF file of a directory that holds no other model."""
+    """`path` if it is a GGUF file, or the only GGUF model of a directory that holds no other."""
     if path.is_file():
         return path if path.suffix == _GGUF else None
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = [file for file in sorted(path.glob(f"*{_GGUF}")) if file == part_paths(file)[0]]
+    files = [file for file in sorted(path.glob(f"*{_GGUF}")) if _is_model(file)]
     if len(files) > 1:
         raise CheckpointError(f"{path} has {len(files)} GGUF files ({files[0].name}, …); name one of them")
     return files[0] if files else None
@@ -238,8 +238,12 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
         if not names and not has_weights:
             raise _unreachable(named, error) from error
     files = (Path(name) for name in names if name.endswith(_GGUF))
-    firsts = (file for file in files if file == part_paths(file)[0] and not file.name.startswith("mmproj"))
-    return sorted(map(str, firsts)), commit
+    return sorted(map(str, filter(_is_model, files))), commit
+
+
+def _is_model(file: Path) -> bool:
+    """Whether a GGUF file's name is that of a model, or of the first file of a split one; not an image projector's."""
+    return file == part_paths(file)[0] and not file.name.startswith("mmproj")
 
 
 def _fetched(named: HubName, name: str) -> Path:

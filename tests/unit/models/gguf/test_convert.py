@@ -364,6 +364,8 @@ def test_a_file_or_a_directory_that_holds_only_one_is_a_model(tmp_path: Path, mo
     made = resolve_model_path(str(file))
     assert made.parent == tmp_path / "cache" / "gguf"
     assert resolve_model_path(str(file.parent)) == made
+    (file.parent / "mmproj-F16.gguf").touch()  # regression: an image projector beside the model was counted
+    assert resolve_model_path(str(file.parent)) == made
     assert resolve_model_path(str(file), decoded_to="float32") != made
     assert served_name(str(file)) == "small.Q4_0"
     assert served_name(str(file.parent)) == "model"
