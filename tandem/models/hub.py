@@ -231,6 +231,8 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
     try:  # NOTE: a trial download asks for each file that is not here, for 23 s where nothing answers
         found = huggingface_hub.HfApi().model_info(named.repository, revision=named.revision or None)
         names, commit = [each.rfilename for each in found.siblings or ()], found.sha or ""
+    except HFValidationError as error:
+        raise _invalid(named, error) from error
     except (HTTPError, OSError) as error:
         in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
         snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
@@ -284,9 +286,13 @@ def _download(named: HubName, patterns: tuple[str, ...]) -> Path:
             )
         )
     except HFValidationError as error:
-        raise CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})") from error
+        raise _invalid(named, error) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise _unreachable(named, error) from error
+
+
+def _invalid(named: HubName, error: HFValidationError) -> CheckpointError:
+    return CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})")
 
 
 def _unreachable(named: HubName, error: Exception) -> _UnreachableError:

@@ -43,7 +43,7 @@ def test_file_is_no_directory(tmp_path: Path) -> None:
         resolve_model_path(str(tmp_path / "model.bin"))
 
 
-@pytest.mark.parametrize("name", ["not a name", "", "--", "a..b"])
+@pytest.mark.parametrize("name", ["not a name", "", "--", "a..b", "not a name:Q4", ":Q4"])
 def test_impossible_name(name: str) -> None:
     with pytest.raises(CheckpointError):
         resolve_model_path(name)
