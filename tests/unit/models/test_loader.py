@@ -219,7 +219,8 @@ class TestGeneration:
         ]
 
     def test_defaults_of_transformers_are_no_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        path, config = checkpoints.save_tiny_llama(tmp_path), GenerationConfig()
+        path = checkpoints.save_tiny_llama(tmp_path)
+        config = GenerationConfig()  # type: ignore[no-untyped-call]
         plain = config._get_default_generation_params() | {"do_sample": True, "max_length": None}
         load(checkpoints.edit_generation_config(path, **plain))
         assert [record for record in caplog.records if record.levelname == "WARNING"] == []

@@ -253,7 +253,7 @@ def test_text_and_sampling_come_along(tmp_path: Path) -> None:
 
 def test_sampling_that_is_not_applied_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: such keys of a file were left out without a word."""
-    sampling = {"general__sampling__mirostat": 2, "general__sampling__xtc_probability": 0.0}
+    sampling: dict[str, Any] = {"general__sampling__mirostat": 2, "general__sampling__xtc_probability": 0.0}
     file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf", general__sampling__top_k=3, **sampling)
     converted(file, tmp_path / "cache")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
