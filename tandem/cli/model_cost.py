@@ -15,6 +15,7 @@ from tandem.architecture.cost import ModelCost, read_cost
 from tandem.architecture.fields import read_json_object
 from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
+from tandem.core.paths import expanded
 from tandem.models.hub_gguf import recall
 
 _CONFIG = "config.json"
@@ -63,7 +64,7 @@ def config_of(name: str) -> dict[str, object]:
 
 def _located(name: str) -> tuple[Path, str]:
     """The directory with the `config.json` of a directory, file or repository, and its name for reports."""
-    directory = Path(name).expanduser()
+    directory = expanded(name)
     if directory.is_dir():
         return directory, directory.resolve().name
     if directory.is_file():

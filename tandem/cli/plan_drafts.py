@@ -13,6 +13,7 @@ from tandem.architecture.draft_cost import DrafterCost, eagle3_cost, mtp_cost
 from tandem.architecture.families.eagle3 import DIRECTORIES, LAYER
 from tandem.cli.model_cost import BITS, config_of, named_model
 from tandem.core.errors import CheckpointError, ConfigurationError, TandemError
+from tandem.core.paths import expanded
 from tandem.core.speculate import AUTO, DRAFT, EAGLE, MTP, OFF, SETTINGS, drafter_of
 from tandem.planning.planned_drafts import PlannedDrafts
 
@@ -72,7 +73,7 @@ def _eagle(directory: str, model: ModelCost, weight_bits: int | None) -> Drafter
 
 def _eagle_beside(path: Path, model: ModelCost, weight_bits: int | None) -> DrafterCost | None:
     """The head that a worker would find beside a model's directory; None also for one that does not fit the model."""
-    for directory in (path.expanduser() / name for name in DIRECTORIES):
+    for directory in (expanded(str(path)) / name for name in DIRECTORIES):
         if (directory / "config.json").is_file():
             with suppress(CheckpointError):
                 return _eagle(str(directory), model, weight_bits)
@@ -81,7 +82,7 @@ def _eagle_beside(path: Path, model: ModelCost, weight_bits: int | None) -> Draf
 
 def _names(directory: str, config: Mapping[str, object], model: ModelCost) -> Collection[str]:
     """Names of a head's tensors; where only its configuration was fetched, the names that published heads have."""
-    path = Path(directory).expanduser()
+    path = expanded(directory)
     if path.is_dir():
         from tandem.architecture.families.eagle3 import parameter_name  # NOTE: with torch, which few plans need
         from tandem.models.checkpoint import open_checkpoint

@@ -25,6 +25,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tandem.core.paths import expanded
 from tandem.models.default_model import NAME, SAMPLING, fetch_default_model
 from tandem.models.gguf.parts import part_paths, whole_name
 from tandem.models.hub_gguf import HubFiles, recall, remember
@@ -80,8 +81,9 @@ def resolve_model_path(
         CheckpointError: nothing of that name exists, or there is neither a network nor a cached copy; or a GGUF file
             that would not be served exactly.
         UnsupportedCheckpointError: a repository has no safetensors, and its PyTorch files may not be fetched.
+        ConfigurationError: a path that cannot be looked up.
     """
-    path = Path(path_or_hub_id).expanduser()
+    path = expanded(path_or_hub_id)
     if path_or_hub_id and path.exists():
         file = _gguf_file(path)
         if file is not None:
@@ -113,9 +115,9 @@ def resolve_model_path(
 
 def served_name(path_or_hub_id: str) -> str:
     """Default name under which a model is served: the name of its directory, of its GGUF file without the ending, or
-    its Hugging Face name.
+    its Hugging Face name. Raises ConfigurationError for a path that cannot be looked up.
     """
-    path = Path(path_or_hub_id).expanduser()
+    path = expanded(path_or_hub_id)
     if path.is_file():
         return whole_name(path.absolute())
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
@@ -183,12 +185,12 @@ def _described(named: HubName, file: "_HubFile") -> Path:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """`path` if it is a GGUF file, or the only GGUF file of a directory that holds no other model."""
+    """`path` if it is a GGUF file, or the only GGUF model of a directory that holds no other."""
     if path.is_file():
         return path if path.suffix == _GGUF else None
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = [file for file in sorted(path.glob(f"*{_GGUF}")) if file == part_paths(file)[0]]
+    files = [file for file in sorted(path.glob(f"*{_GGUF}")) if _is_model(file)]
     if len(files) > 1:
         raise CheckpointError(f"{path} has {len(files)} GGUF files ({files[0].name}, …); name one of them")
     return files[0] if files else None
@@ -229,6 +231,8 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
     try:  # NOTE: a trial download asks for each file that is not here, for 23 s where nothing answers
         found = huggingface_hub.HfApi().model_info(named.repository, revision=named.revision or None)
         names, commit = [each.rfilename for each in found.siblings or ()], found.sha or ""
+    except HFValidationError as error:
+        raise _invalid(named, error) from error
     except (HTTPError, OSError) as error:
         in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
         snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
@@ -236,8 +240,12 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
         if not names and not has_weights:
             raise _unreachable(named, error) from error
     files = (Path(name) for name in names if name.endswith(_GGUF))
-    firsts = (file for file in files if file == part_paths(file)[0] and not file.name.startswith("mmproj"))
-    return sorted(map(str, firsts)), commit
+    return sorted(map(str, filter(_is_model, files))), commit
+
+
+def _is_model(file: Path) -> bool:
+    """Whether a GGUF file's name is that of a model, or of the first file of a split one; not an image projector's."""
+    return file == part_paths(file)[0] and not file.name.startswith("mmproj")
 
 
 def _fetched(named: HubName, name: str) -> Path:
@@ -278,9 +286,13 @@ def _download(named: HubName, patterns: tuple[str, ...]) -> Path:
             )
         )
     except HFValidationError as error:
-        raise CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})") from error
+        raise _invalid(named, error) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise _unreachable(named, error) from error
+
+
+def _invalid(named: HubName, error: HFValidationError) -> CheckpointError:
+    return CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})")
 
 
 def _unreachable(named: HubName, error: Exception) -> _UnreachableError:

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from tandem.architecture.catalogue import find_cost
 from tandem.architecture.cost import ModelCost, read_cost
 from tandem.core.errors import ConfigurationError, shown
+from tandem.core.paths import expanded
 from tandem.planner_service.actuator import Bounds, PoolBounds
 from tandem.planner_service.settings import PlannerSettings
 from tandem.planner_service.targets import Pool
@@ -79,7 +79,7 @@ def guessed_speeds(settings: PlannerSettings) -> Mapping[Pool, Speed]:
 
 
 def _cost_of(model: str) -> ModelCost:
-    path = Path(model).expanduser() / "config.json"
+    path = expanded(model) / "config.json"
     if not path.is_file():
         return find_cost(model)
     try:

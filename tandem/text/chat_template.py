@@ -15,7 +15,13 @@ from typing import Any
 import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
-from tandem.text.files import MAX_CONFIG_BYTES, read_text, read_tokenizer_config, template_tokens
+from tandem.text.files import (
+    MAX_CONFIG_BYTES,
+    read_optional_object,
+    read_text,
+    read_tokenizer_config,
+    template_tokens,
+)
 from tandem.text.resumable import RENDERING, NotQualifiedError
 from tandem.text.resumption import PartialRendering, Resumption
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
@@ -87,7 +93,12 @@ class ChatTemplate:
     def find(cls, path: Path) -> "ChatTemplate | None":
         """The template of the checkpoint directory `path`, or None where it has none (a base model)."""
         config = read_tokenizer_config(path)
-        sources = _source_files(path) or _configured_sources(config.get("chat_template"), path)
+        other = path / "chat_template.json"  # of multimodal checkpoints
+        sources = (
+            _source_files(path)
+            or _configured_sources(config, path / "tokenizer_config.json")
+            or _configured_sources(read_optional_object(other), other)
+        )
         return cls(sources, template_tokens(config)) if sources else None
 
     @classmethod
@@ -240,15 +251,16 @@ def _source_files(path: Path) -> dict[str, str]:
     return {name: read_text(file, MAX_CONFIG_BYTES) for name, file in files.items()}
 
 
-def _configured_sources(value: Any, path: Path) -> dict[str, str]:
-    """`chat_template` of tokenizer_config.json: one source, or a list of {name, template}."""
+def _configured_sources(values: Mapping[str, Any], file: Path) -> dict[str, str]:
+    """`chat_template` of a JSON file: one source, or a list of {name, template}."""
+    value = values.get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):
         return {"default": value}
     entries = [{"name": k, "template": v} for k, v in value.items()] if isinstance(value, Mapping) else value
     if not isinstance(entries, list) or not all(map(_is_named_source, entries)):
-        raise CorruptCheckpointError(f"{path}: chat_template in tokenizer_config.json is no template: {value!r:.200}")
+        raise CorruptCheckpointError(f"{file}: chat_template is no template: {value!r:.200}; download it again")
     return {entry["name"]: entry["template"] for entry in entries}
 
 
@@ -265,9 +277,9 @@ def _resumable(sandbox: Sandbox, source: str) -> jinja2.Template | str:
 
 
 def _compile(sandbox: Sandbox, name: str, source: str) -> jinja2.Template:
-    try:
+    try:  # NOTE: some faults, such as a break outside loops, only Python finds in what Jinja makes of a template
         return sandbox.load(source)
-    except (jinja2.TemplateSyntaxError, RecursionError) as error:
+    except (jinja2.TemplateSyntaxError, SyntaxError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the chat template {name!r} is not valid Jinja: {error}") from error
 
 

@@ -23,8 +23,11 @@ from tandem.text.files import (
     read_optional_object,
     read_text,
     read_tokenizer_config,
+    template_tokens,
     token_content,
 )
+
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")  # of added tokens
 
 
 class Tokenizer:
@@ -153,8 +156,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject, path: Path) -
     """Add the tokens that only the configuration knows, in the order transformers does."""
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     contents = {token.content for token in backend.get_added_tokens_decoder().values()}
-    names = set(named_tokens(config).values())
-    tokens = [token for token in _configured_tokens(config, names, path) if repr(token) not in known]
+    tokens = [token for token in _configured_tokens(backend, config, path) if repr(token) not in known]
     contents.update(token.content for token in tokens)
     for value in _special_values(config):
         content = token_content(value)
@@ -165,10 +167,11 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject, path: Path) -
         backend.add_tokens(tokens)
 
 
-def _configured_tokens(config: JsonObject, names: set[str], path: Path) -> list[AddedToken]:
-    decoder = config.get("added_tokens_decoder")
+def _configured_tokens(backend: tokenizers.Tokenizer, config: JsonObject, path: Path) -> list[AddedToken]:
+    """Added tokens that the configuration lists, in the order of their ids; named ones are special."""
+    decoder, names = config.get("added_tokens_decoder"), set(template_tokens(config).values())
     if decoder is None:
-        return _legacy_tokens(config, names, path)
+        return [_special_if(token, token.content in names) for token in _legacy_tokens(backend, config, path)]
     if not isinstance(decoder, Mapping) or not all(map(_is_id, decoder)):
         raise CorruptCheckpointError(f"{path}: added_tokens_decoder in tokenizer_config.json must map ids to tokens")
     ordered = [decoder[key] for key in sorted(decoder, key=int)]
@@ -179,16 +182,24 @@ def _is_id(key: str) -> bool:
     return key.isdecimal() and len(key) < 10
 
 
-def _legacy_tokens(config: JsonObject, names: set[str], path: Path) -> list[AddedToken]:
-    """Tokens of `added_tokens.json`; in checkpoints that have both files, tokenizer.json repeats them."""
+def _legacy_tokens(backend: tokenizers.Tokenizer, config: JsonObject, path: Path) -> list[AddedToken]:
+    """Tokens of `added_tokens.json` and of tokenizer.json, whose flags count for a token that is in both."""
     ids = read_optional_object(path / "added_tokens.json")
     if not all(isinstance(token_id, int) for token_id in ids.values()):
         raise CorruptCheckpointError(f"{path / 'added_tokens.json'} must map token strings to integer ids")
-    special = names | {content for value in _special_values(config) if (content := token_content(value))}
-    return [
-        AddedToken(content, normalized=content not in special, special=content in special)
-        for content in sorted(ids, key=lambda content: int(ids[content]))
-    ]
+    special = {content for value in _special_values(config) if (content := token_content(value))}
+    tokens = {
+        int(token_id): AddedToken(content, normalized=content not in special, special=content in special)
+        for content, token_id in ids.items()
+    } | backend.get_added_tokens_decoder()
+    return [tokens[token_id] for token_id in sorted(tokens)]
+
+
+def _special_if(token: AddedToken, is_special: bool) -> AddedToken:
+    if token.special or not is_special:
+        return token
+    flags = {name: getattr(token, name) for name in _FLAGS}
+    return AddedToken(token.content, special=True, **flags)
 
 
 def _special_values(config: JsonObject) -> list[Any]:
@@ -205,7 +216,7 @@ def _added_token(value: Any, path: Path, *, special: bool) -> AddedToken:
     if not content:
         raise CorruptCheckpointError(f"{path}: {value!r} in tokenizer_config.json is not a token")
     options = value if isinstance(value, Mapping) else {}
-    flags = {name: options[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in options}
+    flags = {name: options[name] for name in _FLAGS if name in options}
     if not all(isinstance(flag, bool) for flag in flags.values()):
         raise CorruptCheckpointError(
             f"{path}: token {content!r} in tokenizer_config.json has a flag that is not boolean"

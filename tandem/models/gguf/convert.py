@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from tandem.architecture.fields import shown_items
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
 from tandem.models.gguf import VERSION
@@ -39,6 +40,7 @@ _ABANDONED_S = 86400.0  # the same for an unfinished one
 _UNFINISHED = "converting-"
 _FREE_SHARE = 1.1  # free space that the disk must have, relative to the weights' size
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_SAMPLING_PREFIX = "general.sampling."
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -165,7 +167,13 @@ def _generation_config(file: GgufFile) -> dict[str, object]:
     tokens, (_, architecture) = read_tokens(file), find_architecture(file)
     ends = [token_id for name in _ENDS if (token_id := read_id(file, name, len(tokens))) is not None]
     ends += [token_id for token_id, token in enumerate(tokens) if token in architecture.ends]
-    sampling = {theirs: file.metadata.get(f"general.sampling.{ours}") for ours, theirs in _SAMPLING.items()}
+    given = {key: value for key, value in file.metadata.items() if key.startswith(_SAMPLING_PREFIX)}
+    sampling = {theirs: given.pop(f"{_SAMPLING_PREFIX}{ours}", None) for ours, theirs in _SAMPLING.items()}
+    others = {key: value for key, value in given.items() if value}
+    if others:
+        _log.warning(
+            "%s: %s: not applied to answers, and requests have no such options", file.path, shown_items(others)
+        )
     return {
         "eos_token_id": sorted(set(ends)),
         **{name: value for name, value in sampling.items() if value is not None},

@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tandem.core.errors import CheckpointError
+from tandem.cli.model_cost import config_of
+from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.gguf.convert import converted
 from tandem.models.gguf.parts import part_paths
 from tandem.models.hub import resolve_model_path, served_name
@@ -28,13 +29,21 @@ def test_path_that_is_no_directory(name: str) -> None:
         resolve_model_path(name)
 
 
+@pytest.mark.parametrize(("name", "problem"), [("~nobody-of-that-name/a", "home directory"), ("a" * 300, "too long")])
+def test_a_path_that_cannot_be_looked_up_is_refused_by_name(name: str, problem: str) -> None:
+    """Regression: a command ended with the traceback of a RuntimeError or OSError."""
+    for find in (resolve_model_path, served_name, config_of):
+        with pytest.raises(ConfigurationError, match=f"'{name[:9]}.*{problem}"):
+            find(name)
+
+
 def test_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(CheckpointError, match="is not a directory or a GGUF file"):
         resolve_model_path(str(tmp_path / "model.bin"))
 
 
-@pytest.mark.parametrize("name", ["not a name", "", "--", "a..b"])
+@pytest.mark.parametrize("name", ["not a name", "", "--", "a..b", "not a name:Q4", ":Q4"])
 def test_impossible_name(name: str) -> None:
     with pytest.raises(CheckpointError):
         resolve_model_path(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import GenerationConfig
 
 from tandem.architecture.model import EMBEDDING, HEAD, limit_length
 from tandem.compute.ops import Matrix
@@ -206,6 +207,23 @@ class TestGeneration:
         model = load(checkpoints.edit_generation_config(path, eos_token_id=...))
         assert model.ended_by(model.spec.vocab_size) is model.ended_by(None) is model
         assert model.ended_by(5).spec.eos_token_ids == (2, 5)
+
+    def test_options_that_are_not_applied_are_named(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Regression: a checkpoint's banned words were passed over without a word."""
+        path = checkpoints.save_tiny_llama(tmp_path)
+        others = {"bad_words_ids": [[5]], "do_sample": False, "min_new_tokens": 3, "unheard_of": "x"}
+        load(checkpoints.edit_generation_config(path, temperature=0.5, pad_token_id=3, **others))
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [warning.split(": ")[1] for warning in warnings] == [
+            'bad_words_ids=[[5]], do_sample=false, min_new_tokens=3, unheard_of="x"'
+        ]
+
+    def test_defaults_of_transformers_are_no_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        config = GenerationConfig()  # type: ignore[no-untyped-call]
+        plain = config._get_default_generation_params() | {"do_sample": True, "max_length": None}
+        load(checkpoints.edit_generation_config(path, **plain))
+        assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
     def test_absent_file_sets_nothing(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)

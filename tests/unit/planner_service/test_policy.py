@@ -70,6 +70,8 @@ def test_a_checkpoints_own_config_tells_its_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.json is no JSON"):
         guessed_speeds(settings(model=str(tmp_path), prefill_hardware="h100"))
+    with pytest.raises(ConfigurationError, match="'~nobody-of-that-name' names no user's home directory"):
+        guessed_speeds(settings(model="~nobody-of-that-name", prefill_hardware="h100"))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigurationError, match=r"config\.json is no object"):
         guessed_speeds(settings(model=str(tmp_path), prefill_hardware="h100"))

@@ -230,6 +230,18 @@ def test_a_models_own_tokens_have_names_in_templates(config: dict[str, Any], tmp
     assert ChatTemplate.load(directory).render([USER]) == theirs.apply_chat_template([USER], tokenize=False)
 
 
+def test_a_template_of_a_multimodal_checkpoint_is_found(tmp_path: Path) -> None:
+    """Regression: Mistral Small 3.1, whose only template is in this file, took no conversations."""
+    file = checkpoints.byte_level(tmp_path) / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": "of the processor"}))
+    assert ChatTemplate.load(tmp_path).render([USER]) == "of the processor"
+    assert ChatTemplate.load(_write(tmp_path, "of the tokenizer")).render([USER]) == "of the tokenizer"
+    _write(tmp_path, None)
+    file.write_text('{"chat_template": 5}')
+    with pytest.raises(CorruptCheckpointError, match=r"chat_template\.json: chat_template is no template: 5"):
+        ChatTemplate.load(tmp_path)
+
+
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:
     directory = checkpoints.byte_level(tmp_path)
     assert ChatTemplate.find(directory) is None
@@ -237,7 +249,14 @@ def test_a_base_model_has_no_template(tmp_path: Path) -> None:
         ChatTemplate.load(directory)
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{% nonsense %}", "{{ x", 5, [1], [{"name": "default"}]], ids=str)
+ONLY_PYTHON_FINDS = ["{% break %}", "{{ f(a=1, a=2) }}", "{{ " + "9" * 5000 + " }}"]  # regression: no refusal by name
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if %}", "{% nonsense %}", "{{ x", 5, [1], [{"name": "default"}], *ONLY_PYTHON_FINDS],
+    ids=lambda template: str(template)[:20],
+)
 def test_a_damaged_template_is_corrupt(template: Any, tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="template"):
         ChatTemplate.load(_write(tmp_path, template))

@@ -93,6 +93,23 @@ def test_tokens_of_older_checkpoints_are_found(tmp_path: Path) -> None:
     assert ours.encode("hi<|end|> there") == theirs.encode("hi<|end|> there")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", [{}, {"tool_token": "<tool>"}, {"added_tokens_decoder": {}}], ids=str)
+def test_tokens_of_older_checkpoints_keep_the_flags_of_tokenizer_json(config: dict[str, Any], tmp_path: Path) -> None:
+    """Regression: `added_tokens.json`, which has no flags, made control tokens text that was shown in answers; and
+    names did not make control tokens of text.
+    """
+    directory = checkpoints.byte_level(tmp_path, config)
+    ids = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    (directory / "added_tokens.json").write_text(json.dumps({token["content"]: token["id"] for token in ids}))
+    ours, theirs = _pair(directory)
+    for token_id, token in theirs.added_tokens_decoder.items():
+        assert ours.is_special(token_id) == token.special, token
+        assert ours.backend.get_added_tokens_decoder()[token_id] == token
+    text = "a<|user|> b<tool> lazy dogs <mask>"
+    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+
+
 def test_a_checkpoint_without_configuration_still_encodes(tmp_path: Path) -> None:
     directory = checkpoints.byte_level(tmp_path)
     (directory / "tokenizer_config.json").unlink()

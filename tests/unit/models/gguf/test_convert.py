@@ -251,6 +251,15 @@ def test_text_and_sampling_come_along(tmp_path: Path) -> None:
     assert generation == {"eos_token_id": [2, 7], "temperature": 0.5}
 
 
+def test_sampling_that_is_not_applied_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: such keys of a file were left out without a word."""
+    sampling: dict[str, Any] = {"general__sampling__mirostat": 2, "general__sampling__xtc_probability": 0.0}
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf", general__sampling__top_k=3, **sampling)
+    converted(file, tmp_path / "cache")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [warning.split(": ")[1] for warning in warnings] == ["general.sampling.mirostat=2"]
+
+
 def test_named_chat_templates_come_along(tmp_path: Path) -> None:
     """Regression: only the default was read, so that tools were left out of prompts without a word."""
     file = write_gguf(
@@ -354,6 +363,8 @@ def test_a_file_or_a_directory_that_holds_only_one_is_a_model(tmp_path: Path, mo
     file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "model" / "small.Q4_0.gguf")
     made = resolve_model_path(str(file))
     assert made.parent == tmp_path / "cache" / "gguf"
+    assert resolve_model_path(str(file.parent)) == made
+    (file.parent / "mmproj-F16.gguf").touch()  # regression: an image projector beside the model was counted
     assert resolve_model_path(str(file.parent)) == made
     assert resolve_model_path(str(file), decoded_to="float32") != made
     assert served_name(str(file)) == "small.Q4_0"
