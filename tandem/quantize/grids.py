@@ -218,7 +218,8 @@ def _description(bits: int, kind: str, strategy: str, group_size: int | None) ->
 def _as_stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scales rounded to `dtype`, finite and positive, in float32."""
     limits = torch.finfo(dtype)
-    return scales.clamp(max(_SMALLEST, limits.tiny), limits.max).to(dtype).float()
+    least = limits.tiny * limits.eps  # NOTE: subnormal, as float16 has the scale of a row of numbers below 0.008
+    return scales.clamp(max(_SMALLEST, least), limits.max).to(dtype).float()
 
 
 def _to_e4m3(x: torch.Tensor) -> torch.Tensor:

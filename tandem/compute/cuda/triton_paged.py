@@ -2,9 +2,8 @@
 
 Every kernel reads exactly the tokens that some query of its tile sees, never freed window blocks or unwritten slots. A
 query's arithmetic depends on its own request only (tiles and splits start at fixed positions), never on the rest of the
-batch. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
-
-NOTE: prefill multiplies values that some rows of a tile do not see by 0, which is NaN for infinite ones.
+batch. A value that is not finite reaches only tokens that see it. Checked on CPU in interpreter mode, compiled for
+NVIDIA targets and, but for the care for such values, run on an H200 (decision 116).
 
 Parameters are as in `AttentionBatch` and `AttentionParams` (window and softcap 0 = none). GROUP is the number of query
 heads per KV head; a tile has M rows (those heads, in prefill of several tokens), N positions and D numbers of a head.
@@ -47,6 +46,68 @@ def _scores(q: tl.tensor, k: tl.tensor, scale: tl.tensor, SOFTCAP: tl.constexpr,
 
 
 @triton.jit
+def _meet_keys(
+    acc: tl.tensor,
+    row_max: tl.tensor,
+    row_sum: tl.tensor,
+    q: tl.tensor,
+    positions: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,  # first position of the tile
+    begin: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    k_stride_block: tl.tensor,
+    k_stride_token: tl.tensor,
+    v_stride_block: tl.tensor,
+    v_stride_token: tl.tensor,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_CAREFUL: tl.constexpr,
+) -> tl.tensor:
+    """`acc`, `row_max` and `row_sum` of `_attend_tile` after one more tile of positions.
+
+    IS_CAREFUL: rows may see different positions, so that a value that is not finite is kept from rows that do not see
+    it, whose weight for it is 0. Rows that see it become NaN.
+    """
+    dims = tl.arange(0, TILE_D)
+    in_head = dims < HEAD_DIM
+    tokens = start + tl.arange(0, TILE_N)
+    readable = (tokens >= begin) & (tokens < end)
+    blocks = tl.load(table + tokens // BLOCK_SIZE, mask=readable, other=0).to(tl.int64)
+    offsets = tokens % BLOCK_SIZE
+    k_rows = keys + blocks * k_stride_block + offsets * k_stride_token
+    k = tl.load(k_rows[None, :] + dims[:, None], mask=readable[None, :] & in_head[:, None], other=0.0)
+    visible = readable[None, :] & (tokens[None, :] <= positions[:, None])
+    if WINDOW > 0:
+        visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+    scores = tl.where(visible, _scores(q, k, scale, SOFTCAP, PRECISION), float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # NOTE: a row that has seen nothing yet keeps its -inf; subtracting 0 instead keeps NaN out of it.
+    reference = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - reference[:, None])
+    decay = tl.exp2(row_max - reference)
+    v_rows = values + blocks * v_stride_block + offsets * v_stride_token
+    v = tl.load(v_rows[:, None] + dims[None, :], mask=readable[:, None] & in_head[None, :], other=0.0)
+    row_sum = row_sum * decay + tl.sum(weights, 1)
+    if IS_CAREFUL:
+        is_finite = tl.abs(v.to(tl.float32)) < float("inf")
+        is_harmful = tl.max(tl.where(is_finite, 0, 1), 1)
+        is_harmed = tl.max(tl.where(visible, is_harmful[None, :], 0), 1)
+        v = tl.where(is_finite, v, 0.0).to(v.dtype)
+        row_sum = tl.where(is_harmed > 0, float("nan"), row_sum)
+    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return acc, new_max, row_sum
+
+
+@triton.jit
 def _attend_tile(
     q: tl.tensor,  # [M, D]
     positions: tl.tensor,  # [M] absolute position of each row's token
@@ -54,6 +115,7 @@ def _attend_tile(
     values: tl.tensor,
     table: tl.tensor,  # pointer to this request's row of block ids
     begin: tl.tensor,  # first position that any row sees
+    whole: tl.tensor,  # positions before it are in tiles that all rows see whole
     end: tl.tensor,  # one past the last
     scale: tl.tensor,
     k_stride_block: tl.tensor,
@@ -68,34 +130,25 @@ def _attend_tile(
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_CAREFUL: tl.constexpr,  # behind `whole`
 ) -> tl.tensor:
     """Unnormalised output [M, D], row maxima [M] (base 2) and row sums [M] over positions `begin` to `end`."""
-    dims = tl.arange(0, TILE_D)
-    in_head = dims < HEAD_DIM
     acc = tl.zeros([TILE_M, TILE_D], dtype=tl.float32)
     row_max = tl.full([TILE_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([TILE_M], dtype=tl.float32)
-    for start in range(begin // TILE_N * TILE_N, end, TILE_N):
-        tokens = start + tl.arange(0, TILE_N)
-        readable = (tokens >= begin) & (tokens < end)
-        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=readable, other=0).to(tl.int64)
-        offsets = tokens % BLOCK_SIZE
-        k_rows = keys + blocks * k_stride_block + offsets * k_stride_token
-        k = tl.load(k_rows[None, :] + dims[:, None], mask=readable[None, :] & in_head[:, None], other=0.0)
-        visible = readable[None, :] & (tokens[None, :] <= positions[:, None])
-        if WINDOW > 0:
-            visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
-        scores = tl.where(visible, _scores(q, k, scale, SOFTCAP, PRECISION), float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        # NOTE: a row that has seen nothing yet keeps its -inf; subtracting 0 instead keeps NaN out of it.
-        reference = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(scores - reference[:, None])
-        decay = tl.exp2(row_max - reference)
-        v_rows = values + blocks * v_stride_block + offsets * v_stride_token
-        v = tl.load(v_rows[:, None] + dims[None, :], mask=readable[:, None] & in_head[None, :], other=0.0)
-        row_sum = row_sum * decay + tl.sum(weights, 1)
-        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        row_max = new_max
+    for start in range(begin // TILE_N * TILE_N, whole, TILE_N):
+        acc, row_max, row_sum = _meet_keys(
+            *(acc, row_max, row_sum, q, positions, keys, values, table, start, begin, end, scale),
+            *(k_stride_block, k_stride_token, v_stride_block, v_stride_token),
+            *(WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, TILE_N, TILE_D, PRECISION, False),
+        )
+    if IS_CAREFUL:
+        for start in range(whole, end, TILE_N):
+            acc, row_max, row_sum = _meet_keys(
+                *(acc, row_max, row_sum, q, positions, keys, values, table, start, begin, end, scale),
+                *(k_stride_block, k_stride_token, v_stride_block, v_stride_token),
+                *(WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, TILE_N, TILE_D, PRECISION, True),
+            )
     return acc, row_max, row_sum
 
 
@@ -160,6 +213,7 @@ def decode_kernel(
         block_tables + request.to(tl.int64) * table_stride,
         begin,
         end,
+        end,
         scale,
         k_stride_block,
         k_stride_token,
@@ -173,6 +227,7 @@ def decode_kernel(
         TILE_N,
         TILE_D,
         PRECISION,
+        False,
     )
     if num_splits == 1:
         out_rows = out + (token * NUM_HEADS + heads) * HEAD_DIM
@@ -286,8 +341,10 @@ def prefill_kernel(
     heads = kv_head * GROUP + rows % GROUP
     num_cached = tl.load(seq_lens + request) - query_len
     begin = 0
+    whole = (num_cached + first + 1) // TILE_N * TILE_N
     if WINDOW > 0:
         begin = tl.maximum(num_cached + first - WINDOW + 1, 0)
+        whole = begin // TILE_N * TILE_N
     end = num_cached + tl.minimum(first + TILE_TOKENS, query_len)
     dims = tl.arange(0, TILE_D)
     in_tile = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
@@ -301,6 +358,7 @@ def prefill_kernel(
         values + kv_head * v_stride_head,
         block_tables + request.to(tl.int64) * table_stride,
         begin,
+        whole,
         end,
         scale,
         k_stride_block,
@@ -315,6 +373,7 @@ def prefill_kernel(
         TILE_N,
         TILE_D,
         PRECISION,
+        True,
     )
     out_rows = out + (out_tokens * NUM_HEADS + heads) * HEAD_DIM
     # NOTE: rows past the chunk may lie outside every window and sum to 0; they are not stored.

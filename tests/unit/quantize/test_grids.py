@@ -61,6 +61,19 @@ def test_tiny_and_huge_weights_stay_finite(grid: Grid, table: list[float]) -> No
     assert fitted.read(fitted.stored(rounded.numbers, rounded.scales), inputs=96).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("largest", [0.03, 0.004, 0.0005])
+def test_small_rows_keep_the_precision_of_others(dtype: torch.dtype, bits: int, largest: float) -> None:
+    """Their scales in float16 are below its normal numbers."""
+    x = weight() / weight().abs().amax(1, keepdim=True)
+    errors = []
+    for size in (1.0, largest):
+        decoded = round_to_nearest(x * size, IntegerGrid(bits, None, dtype)).decoded() / size
+        errors.append(float((decoded - x).norm() / x.norm()))
+    assert errors[1] < 1.2 * errors[0]
+
+
 def test_the_layout_of_packed_integers() -> None:
     """Eight codes to a word, that of the first input lowest, plus 8."""
     numbers = torch.tensor([[-8.0, -7, 0, 7, 1, 2, -1, -2, 3, 4, 5, 6, -3, -4, -5, -6]])

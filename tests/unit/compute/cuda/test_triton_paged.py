@@ -6,6 +6,7 @@ bfloat16 is left to the GPU: the interpreter multiplies its bit patterns as inte
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +102,36 @@ def test_chunks_equal_whole_bit_for_bit(backend: AttentionBackend, window: int |
     whole = attend(backend, shape, [request])
     for chunk in (2, 13, 40):
         assert torch.equal(attend(backend, shape, [request.tail(chunk)]), whole[-chunk:])
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(window=40)], ids=["full", "window"])
+@pytest.mark.parametrize("query_len", [3, 70])
+def test_an_infinite_value_reaches_no_token_that_does_not_see_it(
+    backend: AttentionBackend, shape: Shape, query_len: int
+) -> None:
+    """Such as that of a draft token, which is then rejected, or of one that the window has left behind."""
+    length = 150
+    request = random_request(shape, length, query_len, seed=1)
+    expected = oracle(shape, request)
+    step = build_step(shape, [request])
+    harmful = {length - 1: math.nan, length - query_len + 1: -math.inf}
+    if shape.window:
+        harmful[length - 60] = math.inf
+    for position, value in harmful.items():
+        block = step.batch.block_tables[0, position // shape.block_size]
+        step.kv.values[block, 0, position % shape.block_size, 3] = value
+    with np.errstate(invalid="ignore"):  # NOTE: the interpreter's numbers are NumPy's
+        out = backend.attend(step.queries, step.kv, step.batch, step.params)
+    group, num_right = shape.num_heads // shape.num_kv_heads, 0
+    for token in range(query_len):
+        position = length - query_len + token
+        seen = range(max(0, position + 1 - (shape.window or length)), position + 1)
+        is_right = harmful.keys().isdisjoint(seen)
+        assert bool(out[token, :group].isfinite().all()) == is_right
+        heads = slice(0 if is_right else group, None)
+        torch.testing.assert_close(out[token, heads].double(), expected[token, heads], atol=1e-5, rtol=0)
+        num_right += is_right
+    assert num_right == (20 if shape.window and query_len == 70 else 1)
 
 
 def test_strided_queries(backend: AttentionBackend) -> None:
