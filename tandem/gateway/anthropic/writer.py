@@ -4,13 +4,12 @@ Streams: message_start, each block's start, deltas and stop, then message_delta 
 Invariant: one block is open at a time, and blocks are numbered without gaps.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
 
+from tandem.gateway.anthropic.call_input import InputStream, whole_input
 from tandem.gateway.anthropic.frames import error_value, frame
 from tandem.gateway.anthropic.thinking import Signature
 from tandem.gateway.anthropic.turns import OUR_IDS
@@ -91,7 +90,7 @@ class MessageWriter:
                 return {"type": "text", "text": part.text, "citations": None}
             case ToolCall():
                 own = {"id": call_id(part.call_id), "name": part.name}
-                return {"type": "tool_use", **own, "input": _object(part.arguments)}
+                return {"type": "tool_use", **own, "input": whole_input(part.arguments)}
 
 
 class _BlockStream:
@@ -103,6 +102,7 @@ class _BlockStream:
         self._kind: str | None = None  # of the open block
         self._blank = ""
         self._signature = Signature()
+        self._input = InputStream()
 
     def part(self, part: Part) -> bytes:
         match part:
@@ -112,9 +112,11 @@ class _BlockStream:
                 return self._say(part.text)
             case CallBegun():
                 block = {"type": "tool_use", "id": call_id(part.call_id), "name": part.name, "input": {}}
-                return self._open("tool_use", block) + self._delta({"type": "input_json_delta", "partial_json": ""})
+                opened, self._input = self._open("tool_use", block), InputStream()
+                return opened + self._input_delta("")
             case CallArguments():
-                return self._delta({"type": "input_json_delta", "partial_json": part.text})
+                text = self._input.add(part.text)
+                return self._input_delta(text) if text else b""
 
     def end(self) -> bytes:
         """Closes the open block; an answer without any block gets one empty text block."""
@@ -152,14 +154,19 @@ class _BlockStream:
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return frame({"type": "content_block_delta", "index": self._next_index - 1, "delta": delta})
 
+    def _input_delta(self, text: str) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": text})
+
     def _close(self) -> bytes:
         kind, self._kind = self._kind, None
         if kind is None:
             return b""
-        signed = b""
+        last = b""
         if kind == "thinking":
-            signed = self._delta({"type": "signature_delta", "signature": self._signature.value})
-        return signed + frame({"type": "content_block_stop", "index": self._next_index - 1})
+            last = self._delta({"type": "signature_delta", "signature": self._signature.value})
+        elif kind == "tool_use" and (rest := self._input.end()):
+            last = self._input_delta(rest)
+        return last + frame({"type": "content_block_stop", "index": self._next_index - 1})
 
 
 def _is_blank(part: WholePart) -> bool:
@@ -169,16 +176,3 @@ def _is_blank(part: WholePart) -> bool:
 def call_id(own: str) -> str:
     """The id of a tool call with this API's prefix."""
     return f"{OUR_IDS}{own.removeprefix('call_')}"
-
-
-def _object(arguments: str) -> orjson.Fragment:
-    """A call's arguments as an object; those of a call that was cut off are parsed as far as they go.
-
-    NOTE: orjson itself writes no integers of more than 64 bits.
-    """
-    try:
-        read = from_json(arguments or "{}", allow_partial=True)
-        text = json.dumps(read if isinstance(read, dict) else {"arguments": arguments}, allow_nan=False)
-    except ValueError:
-        text = json.dumps({"arguments": arguments})
-    return orjson.Fragment(text)

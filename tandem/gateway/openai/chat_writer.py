@@ -1,7 +1,8 @@
 """Writes a chat answer in OpenAI's format, streamed or whole.
 
 Streams: the first chunk of a choice has its role and empty content; thinking, text and calls follow as they come, the
-id and name of a call once; the last chunk has the finish reason; usage comes in a chunk without choices.
+id and name of a call once; the last chunk has the finish reason; usage comes in a chunk without choices. Choices begin
+in the order of their index, because clients append each new one to a list and find it there by its index.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._num_top = (asked.top_logprobs or 0) if asked.logprobs else None
         self._prompt_token_ids = list(prompt_token_ids) if asked.return_token_ids else None
-        self._begun: set[int] = set()
+        self._num_begun = 0
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         self._envelope.note(batch)
@@ -65,14 +66,18 @@ class ChatWriter:
     def _frames(self, update: ChoiceUpdate) -> bytes:
         is_worth_it = update.parts or update.finish_reason or (update.token_ids and self._shows_tokens)
         text = self._frame(update) if is_worth_it else b""
-        if update.index in self._begun:
+        if update.index < self._num_begun:
             return text
-        self._begun.add(update.index)
-        first: dict[str, Any] = {"index": update.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        beginnings = b"".join(map(self._beginning, range(self._num_begun, update.index + 1)))
+        self._num_begun = update.index + 1
+        return beginnings + text
+
+    def _beginning(self, index: int) -> bytes:
+        first: dict[str, Any] = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
         value = self._envelope.chunk([first | {"finish_reason": None}])
         if self._prompt_token_ids is not None:
             value["prompt_token_ids"] = self._prompt_token_ids
-        return frame(value) + text
+        return frame(value)
 
     @property
     def _shows_tokens(self) -> bool:

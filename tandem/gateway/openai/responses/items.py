@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
-from tandem.gateway.openai.responses.ids import input_item_id
+from tandem.gateway.openai.responses.ids import input_item_id, output_item_id
 
 MAX_ID_CHARACTERS = 256
 _ROLES = ("user", "assistant", "system", "developer")
@@ -40,6 +40,13 @@ def read_items(given: str | Sequence[Mapping[str, Any]], response_id: str) -> li
 def reference_of(item: Mapping[str, Any]) -> str | None:
     """The id of the item that this one refers to, if it is a reference; else None."""
     return str(item["id"]) if item["type"] == "item_reference" else None
+
+
+def empty_message(response_id: str, index: int) -> Item:
+    """A message of the assistant's that says nothing, as output item number `index`."""
+    item_id = output_item_id("msg", response_id, index)
+    part = {"type": _TEXTS[1], "text": "", "annotations": [], "logprobs": []}
+    return {"id": item_id, "type": "message", "status": "incomplete", "role": "assistant", "content": [part]}
 
 
 def renamed_copies(items: Sequence[Item], before: Sequence[Item], response_id: str) -> list[Item]:

@@ -36,6 +36,18 @@ class Output:
                 assert isinstance(self._open, _OpenCall), "arguments follow the beginning of their call"
                 return self._open.more(part.text)
 
+    def add_missing_message(self) -> list[Event]:
+        """Begins an empty message where there is no item, so that a conversation can go on after it.
+
+        NOTE: without one the next question follows the last one, which templates of alternating roles refuse.
+        """
+        if self.items or self._open is not None:
+            return []
+        message = _OpenText()
+        begun = self._begin(message)
+        message.more("")
+        return begun
+
     def add_logprobs(self, logprobs: Sequence[Any]) -> list[Event]:
         """Adds logprobs of tokens whose text was added before, or that have none."""
         return self._open.more("", logprobs) if logprobs and isinstance(self._open, _OpenText) else []

@@ -14,6 +14,7 @@ import orjson
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import CapacityError
+from tandem.gateway.openai.responses.items import empty_message
 
 MAX_ENTRY_BYTES = 16 * 2**20  # JSON of one response
 MAX_BYTES = 512 * 2**20  # all entries of the in-process store, overhead included
@@ -46,11 +47,12 @@ class StoredResponse:
 
     @property
     def context(self) -> list[dict[str, Any]]:
-        """Items shown to the model by a response that continues this one. NOTE: a call that was cut off is left out."""
+        """Items shown to the model by a response that continues this one. NOTE: a call that was cut off is left out; an
+        empty message takes the place of all output, since templates may require an answer to each question.
+        """
         output = self.response["output"]
-        return self.items + [
-            item for item in output if item["type"] != "function_call" or item["status"] == "completed"
-        ]
+        shown = [item for item in output if item["type"] != "function_call" or item["status"] == "completed"]
+        return self.items + (shown or [empty_message(self.response_id, len(output))])
 
     def encoded(self, max_bytes: int) -> bytes:
         """The response as JSON. Raises CapacityError when it is longer than `max_bytes`."""

@@ -65,7 +65,7 @@ class ResponseWriter:
         return begun + b"".join(map(self._frames, batch))
 
     def end(self) -> bytes:
-        late = self._output.add_logprobs(self._pending)
+        late = self._output.add_logprobs(self._pending) + self._output.add_missing_message()
         before = self._events.frames([*late, *self._output.close(is_complete=self._is_complete)])
         self.final = self._ended()
         return self._last_words(before, f"response.{self.final['status']}")
@@ -80,6 +80,7 @@ class ResponseWriter:
     def whole(self) -> bytes:
         for part in _parts(self._result):
             self._output.add(part, self._taken(self._result.logprobs) if isinstance(part, ContentText) else ())
+        self._output.add_missing_message()
         self._output.close(is_complete=self._is_complete)
         self.final = self._ended()
         return self._last_words(b"", "")
@@ -160,6 +161,7 @@ def replayed(response: Mapping[str, Any], starting_after: int) -> bytes:
     for item in response["output"]:
         for part, logprobs in _stored_parts(item, len(output.items)):
             events += output.add(part, logprobs)
+        events += output.add_missing_message()
         events += output.close(is_complete=item["status"] == "completed")
     events.append((f"response.{response['status']}", {"response": response}))
     numbered = ResponseEvents()

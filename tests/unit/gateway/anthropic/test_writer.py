@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic_core import from_json
 
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
@@ -122,9 +123,28 @@ def test_usage_is_split_and_adds_up() -> None:
         ('{"a": 1e999, "b', {"arguments": '{"a": 1e999, "b'}),
         ("{a: 1}", {"arguments": "{a: 1}"}),
         ("[1]", {"arguments": "[1]"}),
+        (" ", {}),
     ],
 )
 def test_arguments_are_an_object_whatever_a_model_wrote(arguments: str, wanted: dict[str, Any]) -> None:
     result = ChoiceResult(5, True, parts=[CallBegun(0, "call_1", "f"), CallArguments(0, arguments)])
     (block,) = whole(result)["content"]
     assert block == {"type": "tool_use", "id": "toolu_1", "name": "f", "input": wanted}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": [1, "é"]}', "", " ", "{", " { ", "{}", '{"a": 1, "b": "x', "(a='\"é\\n', b=", "{'a': 1}", "{a: 1}", "[1]"],
+)
+def test_streamed_arguments_are_an_object_too(arguments: str) -> None:
+    """The bug: clients of a stream failed at arguments that are no JSON, as those of a Python call that was cut off."""
+    result = ChoiceResult(5, True, parts=[CallBegun(0, "call_1", "f"), CallArguments(0, arguments)])
+    wanted = whole(result)["content"][0]["input"]
+    for pieces in ([arguments], list(arguments)):
+        told = streamed(
+            [CallBegun(0, "call_1", "f"), *(CallArguments(0, piece) for piece in pieces)], [ContentText("x")]
+        )
+        (_, text), _ = blocks(told)
+        for length in range(1, len(text) + 1):
+            from_json(text[:length], allow_partial=True)
+        assert from_json(text or "{}", allow_partial=True) == wanted

@@ -1,9 +1,11 @@
-"""A chat answer that is written whole."""
+"""A chat answer written whole, and choices of one in the order in which a stream begins them."""
 
 from typing import cast
 
 import orjson
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.types import FinishReason
@@ -29,3 +31,17 @@ def test_thoughts_are_shown_whether_or_not_tokens_tell_of_them(reasoning: Reason
     writer = ChatWriter(Envelope.of(CHAT, "a", "chat.completion", INFO, [result], 1), CHAT, cast(Tokenizer, None), [1])
     message = orjson.loads(writer.whole())["choices"][0]["message"]
     assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("hm", "hm", "yes")
+
+
+def test_choices_begin_in_order_whichever_has_the_first_token() -> None:
+    results = [ChoiceResult(4, keep=False) for _ in range(3)]
+    envelope = Envelope.of(CHAT, "a", "chat.completion", INFO, results, 3)
+    writer = ChatWriter(envelope, CHAT, cast(Tokenizer, None), [1])
+    accumulated = ChatCompletionStreamState()  # NOTE: it finds choices by their place among those that have begun
+    for index in (2, 0, 1):
+        update = results[index].read(output_of(index, (5,), f"text {index}", finish_reason=FinishReason.STOP))
+        for text in writer.chunk([update]).decode().split("\n\n")[:-1]:
+            accumulated.handle_chunk(ChatCompletionChunk.model_validate_json(text.removeprefix("data: ")))
+    choices = accumulated.get_final_completion().choices
+    assert [choice.message.content for choice in choices] == ["text 0", "text 1", "text 2"]
+    assert [choice.message.role for choice in choices] == ["assistant"] * 3

@@ -28,7 +28,7 @@ ASKED = {"model": MODEL, "input": "hi", "stream": True}
         ("<think>hm</think>", ["reasoning"]),
         (CALLS, ["function_call", "function_call"]),
         (f"<think>hm</think>I look.\n{CALLS}", ["reasoning", "message", "function_call", "function_call"]),
-        ("", []),
+        ("", ["message"]),
     ],
 )
 def test_events_come_in_their_order(tmp_path: Path, burst: int, answer: str, kinds: list[str]) -> None:
@@ -48,6 +48,26 @@ def test_events_come_in_their_order(tmp_path: Path, burst: int, answer: str, kin
         assert frames_of(rest.text) == frames_of(again.text)[2:]
 
     tell(tmp_path, story, answer, answer, burst=burst)
+
+
+@pytest.mark.parametrize(("answer", "max_tokens"), [("", 9), (CALLS, 40)])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_goes_on_after_an_answer_without_text(
+    tmp_path: Path, answer: str, max_tokens: int, is_streamed: bool
+) -> None:
+    """The bug: the assistant's turn was missing, which templates of alternating roles refuse."""
+
+    async def story(stage: Stage) -> None:
+        first = ASKED | {"tools": TOOLS, "max_output_tokens": max_tokens, "stream": is_streamed}
+        answered = await stage.client.post("/v1/responses", json=first)
+        response = frames_of(answered.text)[-1]["response"] if is_streamed else answered.json()
+        more = {"model": MODEL, "input": "go on", "previous_response_id": response["id"]}
+        assert (await stage.client.post("/v1/responses", json=more)).status_code == 200
+        assert stage.worker.last_prompt.count("<|im_start|>assistant\n<|im_end|>") == 1
+        listed = (await stage.client.get(f"/v1/responses/{response['id']}/input_items")).json()["data"]
+        assert [item["role"] for item in listed] == ["user"]
+
+    tell(tmp_path, story, answer, "fine")
 
 
 def _said(item: dict[str, Any]) -> Any:
