@@ -1,0 +1,111 @@
+"""Rewrites the numbers of JSON schemas so that llguidance enforces them, and finds those that it could not. Pure."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from tandem.core.errors import shown
+
+MAX_MULTIPLE = 10_000  # largest `multipleOf`, counted in its last decimal place
+_MAX_JOINT = 2**32  # NOTE: llguidance (1.9.1) multiplies two multiples in 32 bits, and does not notice an overflow
+_MAX_JOINTS = 256  # numbers that are multiples of several `multipleOf` at once, that are looked at
+_MAX_EXACT = 2**53
+_LEAST_NUMBER = 1e-30  # that is written beside an exclusive bound of 0
+# By name of an exclusive bound: the inclusive one, and where what is allowed lies.
+_EXCLUSIVE = {"exclusiveMinimum": ("minimum", math.inf), "exclusiveMaximum": ("maximum", -math.inf)}
+
+NUMBERS = ("minimum", "maximum", *_EXCLUSIVE, "multipleOf")
+_Decimal = tuple[int, int]  # digits, and how many of them are decimal places
+
+
+def number_fault(schema: Mapping[str, Any]) -> str | None:
+    """Reason why the numbers of a schema, its inner schemas aside, cannot be enforced; None if they can."""
+    for key in ("const", "enum", *NUMBERS):
+        if key in schema and any(abs(number) > _MAX_EXACT for number in _whole_numbers(schema[key])):
+            return f"{key} holds an integer beyond 2^53, which cannot be enforced exactly"
+    for exclusive, (bound, _) in _EXCLUSIVE.items():
+        if schema.get(exclusive) is True and bound not in schema:
+            return f"{exclusive}=true has no meaning without {bound}"
+    multiple = schema.get("multipleOf", 1)
+    if isinstance(multiple, bool) or not isinstance(multiple, (int, float)):
+        return f"multipleOf={shown(multiple)} must be a number"
+    if not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
+        return f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten"
+    return None
+
+
+def with_safe_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, without a `number_fault`, with exclusive bounds that are numbers and are excluded.
+
+    NOTE: until draft 4 they were flags of `minimum` and `maximum`.
+    """
+    for exclusive, (bound, direction) in _EXCLUSIVE.items():
+        if schema.get(exclusive) is True:
+            schema[exclusive] = schema.pop(bound)
+        if schema.get(exclusive) is False:
+            del schema[exclusive]
+        elif exclusive in schema:
+            schema[exclusive] = _beyond(schema[exclusive], direction)
+    return schema
+
+
+def are_joinable(multiples: Iterable[float]) -> bool:
+    """Whether llguidance can enforce any of these `multipleOf`, each without a `number_fault`, at once."""
+    found = {_decimal(multiple) for multiple in multiples}
+    waiting = list(found)
+    while waiting:
+        one = waiting.pop()
+        for other in tuple(found):
+            joint = _joint(one, other)
+            if joint is None or len(found) > _MAX_JOINTS:
+                return False
+            if joint not in found:
+                found.add(joint)
+                waiting.append(joint)
+    return True
+
+
+def _joint(one: _Decimal, other: _Decimal) -> _Decimal | None:
+    """The least common multiple; None where llguidance would overflow."""
+    places = max(one[1], other[1])
+    first, second = (digits * 10 ** (places - num_places) for digits, num_places in (one, other))
+    return None if first * second >= _MAX_JOINT else _shortest(math.lcm(first, second), places)
+
+
+def _shortest(digits: int, places: int) -> _Decimal:
+    while places and digits % 10 == 0:
+        digits, places = digits // 10, places - 1
+    return digits, places
+
+
+def _decimal(number: float) -> _Decimal:
+    _, digits, exponent = Decimal(str(number)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    return int("".join(map(str, digits))) * 10 ** max(exponent, 0), max(-exponent, 0)
+
+
+def _num_steps(multiple: float) -> int:
+    """The multiple without its decimal point, such as 25 for 0.25; 0 where it is none."""
+    return 0 if multiple <= 0 or multiple >= 1e12 else _decimal(multiple)[0]
+
+
+def _beyond(bound: Any, direction: float) -> Any:
+    """An exclusive bound that is a whole number, moved as little as a double can be; any other value as it is.
+
+    NOTE: where both bounds have one integer part, as 0 and 0.5, llguidance (1.9.1) lets the whole number itself pass.
+    """
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound != int(bound):
+        return bound
+    moved = math.nextafter(bound, direction) if bound else math.copysign(_LEAST_NUMBER, direction)
+    return bound if moved.is_integer() else moved
+
+
+def _whole_numbers(value: object) -> Iterator[float]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _whole_numbers(inner)
+    elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        yield value
