@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.text.pattern import without_nul
 from tandem.text.schema_numbers import NUMBERS, are_joinable, number_fault, with_safe_bounds
+from tandem.text.schema_recursion import endless_place
 
 MAX_SCHEMA_DEPTH = 100
 MAX_SCHEMA_CHARACTERS = 2**18
@@ -100,7 +101,7 @@ class _Walk:
         self._schemas: dict[_Path, object] = {}
         self._rewritten: list[tuple[_Path, dict[str, Any]]] = []
         self._renamed: dict[_Path, str] = {}  # place → the last part of its path after the rewriting
-        self._references: dict[_Path, _Path] = {}  # target → one place that names it
+        self._targets: dict[_Path, _Path] = {}  # place of a schema with a reference → what it names
         self._followed: dict[str, object] = {}  # reference → what it stands for
         self._options: dict[int, _Option] = {}  # by the schema's identity
 
@@ -138,18 +139,26 @@ class _Walk:
         """Writes every reference as the URI that llguidance requires, to the place that its target has now."""
         for path, schema in self._rewritten:
             if "$ref" in schema:
-                target = _target(schema["$ref"], path)
+                target = self._targets[path]
                 names = [self._renamed.get(target[: index + 1], name) for index, name in enumerate(target)]
                 schema["$ref"] = "/".join(("#", *map(_pointed, names)))
 
     def check_references(self) -> None:
-        """Raises InvalidRequestError for a reference to a place that holds no schema, and for too many references."""
-        for target, path in self._references.items():
+        """Raises InvalidRequestError for a reference to a place that holds no schema or leads back without end, and
+        for too many references.
+        """
+        for path, target in self._targets.items():
             if target not in self._schemas:
                 raise _refusal(path, f"$ref names {'/'.join(('#', *target))!r}, where there is no schema")
-        if len(self._references) > MAX_SCHEMA_REFERENCES:
+        num_targets = len(set(self._targets.values()))
+        if num_targets > MAX_SCHEMA_REFERENCES:
             raise InvalidRequestError(
-                f"the schema refers to {len(self._references)} places; at most {MAX_SCHEMA_REFERENCES} are accepted"
+                f"the schema refers to {num_targets} places; at most {MAX_SCHEMA_REFERENCES} are accepted"
+            )
+        endless = endless_place(self._schemas, self._targets)
+        if endless is not None:
+            raise _refusal(
+                endless, "a value would contain itself without end; let it be left out, or be something else"
             )
 
     def check_multiples(self) -> None:
@@ -180,7 +189,7 @@ class _Walk:
         if key in _SINGLES or key == "items":
             return self.rewrite(value, here)
         if key == "$ref":
-            self._references.setdefault(_target(value, path), path)
+            self._targets[path] = _target(value, path)
         return without_nul(value) if key == "pattern" and isinstance(value, str) else value
 
     def _option(self, schema: object) -> "_Option":

@@ -85,6 +85,7 @@ ENFORCED: list[Any] = [
     True,
     {},
 ]
+LINK = {"type": "object", "required": ["next"]}
 REFUSED: list[tuple[Any, str]] = [
     *(
         ({key: value}, re.escape(key))
@@ -108,6 +109,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "http://example.com/schema"}, "'#/...'"),
     ({"$ref": "other.json#/a"}, "'#/...'"),
     ({"$ref": "#/$defs/missing"}, "no schema"),
+    ({"$ref": "#"}, "at '#'.*without end"),
+    ({"items": {"anyOf": [{"$ref": "#/items"}, {"allOf": [True, {"$ref": "#/items"}]}]}}, "#/items'.*without end"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "properties/a.*without end"),
+    ({"anyOf": [{"type": "null"}, {**LINK, "properties": {"next": {"$ref": "#/anyOf/1"}}}]}, "anyOf/1.*without end"),
+    ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}, "defs/a.*without end"),
+    ({"prefixItems": [{"$ref": "#"}], "type": "array", "minItems": 1}, "at '#'.*without end"),
     ({"$ref": "#/x-hidden", "x-hidden": {"not": {}}}, "no schema"),
     ({"properties": {"a": {"$id": "http://example.com/a"}}}, r"\$id"),
     ({"prefixItems": [True], "additionalItems": False}, "additionalItems"),
@@ -149,7 +156,6 @@ COMPILED_AND_REFUSED: list[tuple[Any, str]] = [
     ({"enum": []}, "nsatisfiable"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
     ({"type": "object", "required": ["z"], "additionalProperties": False}, "'z'"),
-    ({"$ref": "#"}, "no token"),
 ]
 
 
