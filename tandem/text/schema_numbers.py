@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from tandem.core.errors import shown
@@ -36,18 +36,69 @@ def number_fault(schema: Mapping[str, Any]) -> str | None:
 
 
 def with_safe_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, without a `number_fault`, with exclusive bounds that are numbers and are excluded.
+    """The schema, without a `number_fault`, with bounds that llguidance enforces.
 
-    NOTE: until draft 4 they were flags of `minimum` and `maximum`.
+    NOTE: until draft 4 exclusive bounds were flags of `minimum` and `maximum`.
     """
     for exclusive, (bound, direction) in _EXCLUSIVE.items():
         if schema.get(exclusive) is True:
             schema[exclusive] = schema.pop(bound)
         if schema.get(exclusive) is False:
             del schema[exclusive]
+        elif "multipleOf" in schema:
+            _close(schema, exclusive, bound, schema["multipleOf"])
         elif exclusive in schema:
             schema[exclusive] = _beyond(schema[exclusive], direction)
+    return _split_at_zero(schema) if "multipleOf" in schema else schema
+
+
+def _close(schema: dict[str, Any], exclusive: str, inclusive: str, multiple_of: float) -> None:
+    """Replaces both bounds by the last multiple within them.
+
+    NOTE: llguidance (1.9.1) wants more decimal places of a number that a bound begins with, as 9.9 below 9.95, but a
+    multiple has only as many as its step.
+    """
+    step, unit = Decimal(str(multiple_of)), Decimal(1).scaleb(-_decimal(multiple_of)[1])
+    sign = 1 if inclusive == "maximum" else -1  # NOTE: a minimum is the maximum of the negated numbers
+    last: list[Decimal] = []
+    for key in (exclusive, inclusive):
+        bound = schema.get(key)
+        if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+            continue  # NOTE: the compiler refuses what is no number
+        steps = sign * Decimal(str(bound)) / step
+        last.append(steps.to_integral_value(ROUND_FLOOR))
+        if key == exclusive and last[-1] == steps:
+            last[-1] -= 1
+        del schema[key]
+    if not last:
+        return
+    multiple = sign * min(last) * step
+    if multiple % 1 and not multiple % (10 * unit):
+        schema[exclusive] = float(multiple + sign * unit)  # NOTE: so that there is room for its zeros at the end
+    else:
+        schema[inclusive] = _plain(multiple)
+
+
+def _split_at_zero(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, with negative multiples apart from the others.
+
+    NOTE: within bounds on both sides of 0, llguidance (1.9.1) wants negative numbers without a zero at the end, but
+    wants a zero in multiples of 0.01, as in -0.50.
+    """
+    step = schema["multipleOf"]
+    bounds = [schema[key] for key in ("minimum", "maximum") if key in schema]
+    is_split = bounds and not _is_whole(step) and schema.get("minimum", -1) < 0 <= schema.get("maximum", 0)
+    if is_split:
+        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": [{"minimum": 0}, {"maximum": -step}]}]
     return schema
+
+
+def _plain(number: Decimal) -> float:
+    return int(number) if number == number.to_integral_value() else float(number)
+
+
+def _is_whole(number: float) -> bool:
+    return isinstance(number, int) or number.is_integer()
 
 
 def are_joinable(multiples: Iterable[float]) -> bool:
@@ -94,8 +145,11 @@ def _beyond(bound: Any, direction: float) -> Any:
     """An exclusive bound that is a whole number, moved as little as a double can be; any other value as it is.
 
     NOTE: where both bounds have one integer part, as 0 and 0.5, llguidance (1.9.1) lets the whole number itself pass.
+    That part is then the bound nearer to 0. The other one is not moved, or 9.9 below 10 would have to be 9.90.
     """
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound != int(bound):
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not _is_whole(bound):
+        return bound
+    if bound * direction < 0:
         return bound
     moved = math.nextafter(bound, direction) if bound else math.copysign(_LEAST_NUMBER, direction)
     return bound if moved.is_integer() else moved
@@ -107,5 +161,5 @@ def _whole_numbers(value: object) -> Iterator[float]:
     if isinstance(value, (list, tuple)):
         for inner in value:
             yield from _whole_numbers(inner)
-    elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+    elif isinstance(value, (int, float)) and _is_whole(value):
         yield value

@@ -233,6 +233,8 @@ def test_a_pattern_excludes_what_is_written_with_an_escape(
         ({"exclusiveMinimum": 9, "exclusiveMaximum": 9.5}, ["9.1", "9.0000001"], ["9", "9.0", "9.5"]),
         ({"exclusiveMinimum": -2.5, "exclusiveMaximum": -2}, ["-2.1", "-2.49"], ["-2", "-2.0", "-2.5"]),
         ({"exclusiveMinimum": 1, "maximum": 12}, ["1.1", "2", "12"], ["1", "1.0", "12.1"]),
+        ({"minimum": 0, "exclusiveMaximum": 1}, ["0.9", "0.99", "0"], ["1", "1.0"]),
+        ({"exclusiveMinimum": -10}, ["-9.9", "-9", "5"], ["-10", "-10.0", "-10.1"]),
         ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, ["1", "2"], ["0", "3", "1.5"]),
     ],
 )
@@ -255,6 +257,28 @@ def test_a_flag_makes_a_bound_exclusive(grammars: Grammars, tokenizer: Tokenizer
     assert [text for text in ("0", "-0", "-0.1", "-0.5") if walker.admits(below, text)] == ["-0.1", "-0.5"]
     no_flag = schema_grammar({"type": "integer", "minimum": 1, "exclusiveMinimum": False, "maximum": 3})
     assert [text for text in ("0", "1", "3", "4") if walker.admits(no_flag, text)] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "step", "good", "bad"),
+    [
+        ({"minimum": -10, "maximum": 10}, 0.01, ["-0.50", "0.50", "0", "-10", "9.99", "-9.90"], ["10.01", "-10.01"]),
+        ({"maximum": 0}, 0.25, ["-0.50", "-1", "0"], ["0.25", "0.50"]),
+        ({"minimum": 0, "exclusiveMaximum": 10}, 0.01, ["9.99", "9.90", "0", "0.01"], ["10", "-0.01"]),
+        ({"exclusiveMinimum": -2.62, "exclusiveMaximum": 2.62}, 0.25, ["2.50", "-2.50", "0.25"], ["2.75", "-2.75"]),
+        ({"minimum": 0.45, "maximum": 0.55}, 0.1, ["0.5"], ["0.4", "0.6"]),
+        ({"minimum": 100, "exclusiveMinimum": True}, 0.25, ["100.25", "100.50"], ["100", "100.00"]),
+        ({"maximum": 12.75}, 5, ["10", "-5"], ["15", "12"]),
+        ({"exclusiveMaximum": 3, "minimum": 1}, 1, ["1", "2"], ["0", "3"]),
+    ],
+)
+def test_every_multiple_within_bounds_can_be_written(
+    grammars: Grammars, tokenizer: Tokenizer, bounds: dict[str, Any], step: float, good: list[str], bad: list[str]
+) -> None:
+    """Regression: bounds wanted another number of places than multiples have, so -0.50 and 9.99 were missing."""
+    walker = Walker(tokenizer, grammars)
+    grammar = schema_grammar({"type": "number", **bounds, "multipleOf": step})
+    assert [text for text in (*good, *bad) if walker.admits(grammar, text)] == good
 
 
 def test_multiples_of_different_places_need_not_meet(grammars: Grammars, tokenizer: Tokenizer) -> None:
