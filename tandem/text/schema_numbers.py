@@ -8,6 +8,7 @@ from typing import Any
 from tandem.core.errors import shown
 
 MAX_MULTIPLE = 10_000  # largest `multipleOf`, counted in its last decimal place
+_MAX_PLACES = 9  # of a `multipleOf`
 _MAX_JOINT = 2**32  # NOTE: llguidance (1.9.1) multiplies two multiples in 32 bits, and does not notice an overflow
 _MAX_JOINTS = 256  # numbers that are multiples of several `multipleOf` at once, that are looked at
 _MAX_EXACT = 2**53
@@ -27,9 +28,10 @@ def number_fault(schema: Mapping[str, Any]) -> str | None:
     for exclusive, (bound, _) in _EXCLUSIVE.items():
         if schema.get(exclusive) is True and bound not in schema:
             return f"{exclusive}=true has no meaning without {bound}"
+    for key in NUMBERS:
+        if key in schema and not _is_number(schema[key]) and not (key in _EXCLUSIVE and isinstance(schema[key], bool)):
+            return f"{key}={shown(schema[key])} must be a number"
     multiple = schema.get("multipleOf", 1)
-    if isinstance(multiple, bool) or not isinstance(multiple, (int, float)):
-        return f"multipleOf={shown(multiple)} must be a number"
     if not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
         return f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten"
     return None
@@ -62,14 +64,12 @@ def _close(schema: dict[str, Any], exclusive: str, inclusive: str, multiple_of: 
     sign = 1 if inclusive == "maximum" else -1  # NOTE: a minimum is the maximum of the negated numbers
     last: list[Decimal] = []
     for key in (exclusive, inclusive):
-        bound = schema.get(key)
-        if isinstance(bound, bool) or not isinstance(bound, (int, float)):
-            continue  # NOTE: the compiler refuses what is no number
-        steps = sign * Decimal(str(bound)) / step
+        if key not in schema:
+            continue
+        steps = sign * Decimal(str(schema.pop(key))) / step
         last.append(steps.to_integral_value(ROUND_FLOOR))
         if key == exclusive and last[-1] == steps:
             last[-1] -= 1
-        del schema[key]
     if not last:
         return
     multiple = sign * min(last) * step
@@ -85,16 +85,22 @@ def _split_at_zero(schema: dict[str, Any]) -> dict[str, Any]:
     NOTE: within bounds on both sides of 0, llguidance (1.9.1) wants negative numbers without a zero at the end, but
     wants a zero in multiples of 0.01, as in -0.50.
     """
-    step = schema["multipleOf"]
-    bounds = [schema[key] for key in ("minimum", "maximum") if key in schema]
-    is_split = bounds and not _is_whole(step) and schema.get("minimum", -1) < 0 <= schema.get("maximum", 0)
-    if is_split:
-        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": [{"minimum": 0}, {"maximum": -step}]}]
+    step, others = schema["multipleOf"], schema.get("allOf", [])
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    is_bounded = low is not None or high is not None
+    spans_zero = (low is None or low < 0) and (high is None or high >= 0)
+    if is_bounded and spans_zero and not _is_whole(step) and isinstance(others, (list, tuple)):
+        schema["allOf"] = [*others, {"anyOf": [{"minimum": 0}, {"maximum": -step}]}]
     return schema
 
 
 def _plain(number: Decimal) -> float:
     return int(number) if number == number.to_integral_value() else float(number)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_whole(number: float) -> bool:
@@ -137,19 +143,20 @@ def _decimal(number: float) -> _Decimal:
 
 
 def _num_steps(multiple: float) -> int:
-    """The multiple without its decimal point, such as 25 for 0.25; 0 where it is none."""
-    return 0 if multiple <= 0 or multiple >= 1e12 else _decimal(multiple)[0]
+    """The multiple without its decimal point, such as 25 for 0.25; 0 where it is none, or has too many places."""
+    if not 0 < multiple < 1e12:
+        return 0
+    digits, places = _decimal(multiple)
+    return digits if places <= _MAX_PLACES else 0
 
 
-def _beyond(bound: Any, direction: float) -> Any:
+def _beyond(bound: float, direction: float) -> float:
     """An exclusive bound that is a whole number, moved as little as a double can be; any other value as it is.
 
     NOTE: where both bounds have one integer part, as 0 and 0.5, llguidance (1.9.1) lets the whole number itself pass.
     That part is then the bound nearer to 0. The other one is not moved, or 9.9 below 10 would have to be 9.90.
     """
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not _is_whole(bound):
-        return bound
-    if bound * direction < 0:
+    if not _is_whole(bound) or bound * direction < 0:
         return bound
     moved = math.nextafter(bound, direction) if bound else math.copysign(_LEAST_NUMBER, direction)
     return bound if moved.is_integer() else moved
