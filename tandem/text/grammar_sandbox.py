@@ -14,16 +14,29 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tandem.core.errors import CapacityError
+from tandem.text.grammar_trial import MAX_COMPILED_BYTES
 
 _TRIAL = Path(__file__).with_name("grammar_trial.py")
 # For one grammar; the subprocess limits its own processor time, so this is for a machine that gives it none.
 _TIMEOUT_S = 30.0
+_TOO_MUCH = "it takes too much time or memory to compile; make it smaller"
 # NOTE: exit statuses for which the grammar is to blame: an error of Python's, no time, no memory, no stack.
 _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Result of compiling a grammar. `fault`: the error, as text; None = it compiles. `num_bytes`: memory that it takes
+    then.
+    """
+
+    fault: str | None
+    num_bytes: int = 0
 
 
 class GrammarSandbox:
@@ -39,8 +52,8 @@ class GrammarSandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., GrammarSandbox] | None = None
 
-    def fault(self, grammar: str) -> str | None:
-        """The error in `grammar`, as text; None = it compiles.
+    def trial(self, grammar: str) -> Trial:
+        """Result of compiling `grammar`.
 
         Raises:
             CapacityError: this machine could not start the process, gave it no processor time, or killed it.
@@ -53,11 +66,11 @@ class GrammarSandbox:
                 status = _status(process, deadline_s)
                 self._end()
                 if status in _OWN_ENDS:
-                    return "it takes too much time or memory to compile; make it smaller"
+                    return Trial(_TOO_MUCH)
                 reason = f"gave no answer in {_TIMEOUT_S:g} s" if status is None else f"ended with status {status}"
                 raise CapacityError(f"the process that tries a grammar {reason}; send the request again")
-            found: str | None = json.loads(answer)
-            return found
+            fault, num_bytes = json.loads(answer)
+            return Trial(_TOO_MUCH if fault is None and num_bytes > MAX_COMPILED_BYTES else fault, num_bytes)
 
     def close(self) -> None:
         """Ends the subprocess; a later call starts another."""

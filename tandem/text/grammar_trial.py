@@ -1,22 +1,26 @@
 """Script of the subprocess that compiles grammars first, because some crash the compiler and some never finish.
 
 Its input is first the special tokens, as JSON by id, then grammars: a length of 4 bytes and UTF-8 text each. It answers
-each grammar with one line of JSON: the error, or null; it exits at a grammar that exceeds its limits. It imports no
-other module of Tandem.
+each grammar with one line of JSON: the error, or null, and the bytes that it takes compiled; it exits at a grammar that
+exceeds its limits. It imports no other module of Tandem.
 """
 
+import ctypes
 import json
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 CPU_S = 1.0  # processor time for one grammar
 MEMORY_BYTES = 2 << 30  # address space of the subprocess
+MAX_COMPILED_BYTES = 64 << 20  # of one grammar; the largest schemas take 40 MiB
 _STACK_BYTES = 4 << 20  # less than a thread has elsewhere, so that what passes here has room there
 
 
@@ -31,23 +35,43 @@ def main() -> None:
 
 
 def _serve() -> None:
+    give_back = _give_back()
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = LLTokenizer(_Bytes(json.loads(_read(source) or "{}")))
     while (grammar := _read(source)) is not None:
         # NOTE: the processor's time, not the clock's; the signal has no handler, so it ends this process
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        fault = _fault(grammar, tokenizer)
+        give_back()
+        before = _resident_bytes()
+        fault, compiled = _compiled(grammar, tokenizer)
+        num_bytes = max(0, _resident_bytes() - before)
+        del compiled
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(json.dumps(fault).encode() + b"\n")
+        answers.write(json.dumps([fault, num_bytes]).encode() + b"\n")
         answers.flush()
 
 
-def _fault(grammar: str, tokenizer: LLTokenizer) -> str | None:
+def _compiled(grammar: str, tokenizer: LLTokenizer) -> tuple[str | None, LLMatcher | None]:
+    """The error in a grammar, or the compiled grammar with what its first mask needs."""
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
     if messages:  # NOTE: a warning is something that would be ignored
-        return str(messages[0])
-    LLMatcher(tokenizer, grammar, log_level=0).compute_bitmask()  # NOTE: only to see it survive
-    return None
+        return str(messages[0]), None
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    matcher.compute_bitmask()  # NOTE: only to see it survive
+    return None, matcher
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def _give_back() -> Callable[[], object]:
+    """A function that returns freed memory to the system, so that the next grammar cannot hide in it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # NOTE: of glibc
+    return (lambda: None) if trim is None else lambda: trim(0)
 
 
 def _read(source: BinaryIO) -> str | None:

@@ -16,7 +16,7 @@ from tandem.text.grammar_sandbox import GrammarSandbox
 from tandem.text.tokenizer import Tokenizer
 
 MAX_CACHED = 256  # grammars, and errors of those that do not compile
-MAX_CACHED_CHARACTERS = 2**21  # of all their texts; what they are compiled to takes 30 to 80 times as much memory
+MAX_CACHED_BYTES = 160 << 20  # of all of them, as far as a trial shows; it is a little more with the model's tokens
 _MAX_MESSAGE_CHARACTERS = 400
 _NO_TOKEN = "no token of this model can come next"
 _REMEDIES = {
@@ -43,10 +43,11 @@ class GrammarMatcher:
 
 
 class CompiledGrammar:
-    """A compiled grammar; `Grammars` finds it in its cache for as long as a caller holds it."""
+    """A compiled grammar; `Grammars` finds it in its cache for as long as a caller holds it. `num_bytes`: memory."""
 
-    def __init__(self, prototype: LLMatcher) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
         self.prototype = prototype
+        self.num_bytes = num_bytes
 
 
 class Grammars:
@@ -67,7 +68,7 @@ class Grammars:
         self._executor: LLExecutor | None = None
         self._cache: OrderedDict[str, CompiledGrammar | str] = OrderedDict()
         self._held: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
-        self._num_cached_characters = 0
+        self._num_cached_bytes = 0
 
     @property
     def end_bit(self) -> int:
@@ -82,7 +83,7 @@ class Grammars:
     def fault(self, grammar: str) -> str | None:
         """The error that `compiled` would raise, as text, or None.
 
-        Nothing is cached: a compiled grammar takes 30 to 80 times the memory of its text.
+        Nothing is cached: a compiled grammar takes 30 to 80 times the memory of its text, or more.
 
         Raises:
             CapacityError: as `compiled`.
@@ -154,26 +155,28 @@ class Grammars:
         if self._tokenizer is None or self._sandbox is None:
             self._tokenizer = LLTokenizer(self._vocabulary.read())
             self._sandbox = GrammarSandbox(self._vocabulary.special_tokens)
-        fault = self._sandbox.fault(grammar)
-        if fault is not None:
-            return _shortened(fault)
+        tried = self._sandbox.trial(grammar)
+        if tried.fault is not None:
+            return _shortened(tried.fault)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         trial = matcher.deep_copy()
         if not trial.is_error():
             trial.compute_bitmask()
-        return _shortened(trial.get_error()) if trial.is_error() else CompiledGrammar(matcher)
+        return _shortened(trial.get_error()) if trial.is_error() else CompiledGrammar(matcher, tried.num_bytes)
 
     def _remember(self, grammar: str, found: CompiledGrammar | str) -> None:
         with self._lock:
             if isinstance(found, CompiledGrammar):
                 self._held[grammar] = found
             self._cache[grammar] = found
-            self._num_cached_characters += len(grammar)
-            while len(self._cache) > 1 and (
-                len(self._cache) > MAX_CACHED or self._num_cached_characters > MAX_CACHED_CHARACTERS
-            ):
-                oldest, _ = self._cache.popitem(last=False)
-                self._num_cached_characters -= len(oldest)
+            self._num_cached_bytes += _size(grammar, found)
+            while len(self._cache) > 1 and (len(self._cache) > MAX_CACHED or self._num_cached_bytes > MAX_CACHED_BYTES):
+                self._num_cached_bytes -= _size(*self._cache.popitem(last=False))
+
+
+def _size(grammar: str, found: CompiledGrammar | str) -> int:
+    """Bytes that a cached grammar takes, or its error."""
+    return len(grammar) + (found.num_bytes if isinstance(found, CompiledGrammar) else len(found))
 
 
 def _sound(found: CompiledGrammar | str) -> CompiledGrammar:

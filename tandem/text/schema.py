@@ -5,33 +5,28 @@ before the depth is known.
 """
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, TypeGuard
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.text.pattern import without_nul
+from tandem.text.schema_numbers import NUMBERS, are_joinable, number_fault, with_safe_bounds
+from tandem.text.schema_recursion import endless_place
 
 MAX_SCHEMA_DEPTH = 100
 MAX_SCHEMA_CHARACTERS = 2**18
 MAX_SCHEMA_REFERENCES = 256
 MAX_PATTERN_CHARACTERS = 4096
-MAX_MULTIPLE = 10_000  # largest `multipleOf`, counted in its last decimal place
 _MAX_COMPARED = 2**16  # options of all oneOf, and texts that distinguish them, that are compared
-_MAX_EXACT = 2**53
-_LEAST_NUMBER = 1e-30  # that is written beside an exclusive bound of 0
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # NOTE: between tokens of JSON; unbounded, a model may never leave it
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SINGLES = ("additionalProperties", "additionalItems")
-_EXCLUSIVE = {"exclusiveMinimum": math.inf, "exclusiveMaximum": -math.inf}  # and where what is allowed lies
-_NUMBERS = ("minimum", "maximum", *_EXCLUSIVE, "multipleOf")
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
-_PLAIN = frozenset({"const", "enum", "type", "required", "pattern", "format", "$ref", *_NUMBERS, *_COUNTS})
+_PLAIN = frozenset({"const", "enum", "type", "required", "pattern", "format", "$ref", *NUMBERS, *_COUNTS})
 _ANNOTATIONS = frozenset(
     {
         *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "example", "examples"),
@@ -52,7 +47,9 @@ def enforceable(schema: object) -> dict[str, Any]:
     found = _Walk()
     whole = found.rewrite(schema, ())
     found.check_references()
+    found.check_multiples()
     found.widen_exclusive()
+    found.follow_renamed()
     if whole is False:
         raise InvalidRequestError("the schema is false, which nothing matches")
     options = {"whitespace_pattern": _WHITESPACE, "lenient": False}
@@ -102,8 +99,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self._schemas: dict[_Path, object] = {}
-        self._rewritten: list[dict[str, Any]] = []
-        self._references: dict[_Path, _Path] = {}  # target → one place that names it
+        self._rewritten: list[tuple[_Path, dict[str, Any]]] = []
+        self._renamed: dict[_Path, str] = {}  # place → the last part of its path after the rewriting
+        self._targets: dict[_Path, _Path] = {}  # place of a schema with a reference → what it names
         self._followed: dict[str, object] = {}  # reference → what it stands for
         self._options: dict[int, _Option] = {}  # by the schema's identity
 
@@ -115,8 +113,9 @@ class _Walk:
         if not isinstance(schema, Mapping):
             raise _refusal(path, f"{shown(schema)} is no schema; an object or a boolean is needed")
         _check_keywords(schema, path)
-        rewritten = {key: self._rewrite_keyword(key, value, path) for key, value in schema.items() if _counts(key)}
-        self._rewritten.append(rewritten)
+        counted = with_safe_bounds({key: value for key, value in schema.items() if _counts(key)})
+        rewritten = {key: self._rewrite_keyword(key, value, path) for key, value in counted.items()}
+        self._rewritten.append((path, rewritten))
         return rewritten
 
     def widen_exclusive(self) -> None:
@@ -126,7 +125,7 @@ class _Walk:
         NOTE: too large comparisons are skipped; llguidance then refuses the oneOf unless it can tell itself.
         """
         num_compared = 0
-        for schema in self._rewritten:
+        for path, schema in self._rewritten:
             if "oneOf" in schema and "anyOf" not in schema:
                 options = [self._option(option) for option in schema["oneOf"]]
                 num_compared += sum(option.size for option in options)
@@ -134,34 +133,63 @@ class _Walk:
                     return
                 if _exclude_each_other(options):
                     schema["anyOf"] = schema.pop("oneOf")
+                    self._renamed[(*path, "oneOf")] = "anyOf"
+
+    def follow_renamed(self) -> None:
+        """Writes every reference as the URI that llguidance requires, to the place that its target has now."""
+        for path, schema in self._rewritten:
+            if "$ref" in schema:
+                target = self._targets[path]
+                names = [self._renamed.get(target[: index + 1], name) for index, name in enumerate(target)]
+                schema["$ref"] = "/".join(("#", *map(_pointed, names)))
 
     def check_references(self) -> None:
-        """Raises InvalidRequestError for a reference to a place that holds no schema, and for too many references."""
-        for target, path in self._references.items():
+        """Raises InvalidRequestError for a reference to a place that holds no schema or leads back without end, and
+        for too many references.
+        """
+        for path, target in self._targets.items():
             if target not in self._schemas:
                 raise _refusal(path, f"$ref names {'/'.join(('#', *target))!r}, where there is no schema")
-        if len(self._references) > MAX_SCHEMA_REFERENCES:
+        num_targets = len(set(self._targets.values()))
+        if num_targets > MAX_SCHEMA_REFERENCES:
             raise InvalidRequestError(
-                f"the schema refers to {len(self._references)} places; at most {MAX_SCHEMA_REFERENCES} are accepted"
+                f"the schema refers to {num_targets} places; at most {MAX_SCHEMA_REFERENCES} are accepted"
             )
+        endless = endless_place(self._schemas, self._targets)
+        if endless is not None:
+            raise _refusal(
+                endless, "a value would contain itself without end; let it be left out, or be something else"
+            )
+
+    def check_multiples(self) -> None:
+        """Refuses multiples that llguidance could not enforce at once, if any two may hold for one number.
+
+        NOTE: which ones do, only llguidance finds out.
+        """
+        schemas = [schema for _, schema in self._rewritten]
+        multiples = [schema["multipleOf"] for schema in schemas if "multipleOf" in schema]
+        if any(map(_joins, schemas)) and not are_joinable(multiples):
+            raise InvalidRequestError("the schema's multipleOf are too large to be enforced at once; use smaller ones")
 
     def _rewrite_keyword(self, key: str, value: Any, path: _Path) -> Any:
         here = (*path, key)
         if key in _MAPS:
             if not isinstance(value, Mapping):
                 raise _refusal(path, f"{key} must be an object")
-            read = without_nul if key == "patternProperties" else str
-            return {read(name): self.rewrite(inner, (*here, name)) for name, inner in value.items()}
+            if key == "patternProperties":
+                self._renamed |= {(*here, name): without_nul(name) for name in value}
+            return {
+                self._renamed.get((*here, name), name): self.rewrite(inner, (*here, name))
+                for name, inner in value.items()
+            }
         if key in _LISTS or (key == "items" and isinstance(value, (list, tuple))):
             if not isinstance(value, (list, tuple)):
                 raise _refusal(path, f"{key} must be a list")
             return [self.rewrite(inner, (*here, str(index))) for index, inner in enumerate(value)]
         if key in _SINGLES or key == "items":
             return self.rewrite(value, here)
-        if key in _EXCLUSIVE:
-            return _beyond(value, _EXCLUSIVE[key])
         if key == "$ref":
-            self._references.setdefault(_target(value, path), path)
+            self._targets[path] = _target(value, path)
         return without_nul(value) if key == "pattern" and isinstance(value, str) else value
 
     def _option(self, schema: object) -> "_Option":
@@ -188,6 +216,16 @@ def _counts(key: str) -> bool:
     return key not in _ANNOTATIONS and not key.startswith("x-") and key != "nullable"
 
 
+def _joins(schema: Mapping[str, Any]) -> bool:
+    """Whether a value may have to match several schemas because of this one."""
+    num_others = len(schema.keys() - {"$defs", "definitions"}) - 1
+    return (
+        "allOf" in schema
+        or "patternProperties" in schema
+        or (num_others > 0 and not {"$ref", "anyOf", "oneOf"}.isdisjoint(schema))
+    )
+
+
 def _check_keywords(schema: Mapping[str, Any], path: _Path) -> None:
     for key, value in schema.items():
         known = key in _PLAIN or key in _MAPS or key in _LISTS or key in _SINGLES or key == "items"
@@ -208,38 +246,15 @@ def _check_items(schema: Mapping[str, Any], path: _Path) -> None:
 
 
 def _check_values(schema: Mapping[str, Any], path: _Path) -> None:
-    for key in ("const", "enum", *_NUMBERS):
-        if key in schema and any(abs(number) > _MAX_EXACT for number in _integers(schema[key])):
-            raise _refusal(path, f"{key} holds an integer beyond 2^53, which cannot be enforced exactly")
+    fault = number_fault(schema)
+    if fault is not None:
+        raise _refusal(path, fault)
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
         check_size(pattern, f"the schema's pattern at {_shown_path(path)}", MAX_PATTERN_CHARACTERS)
     named = schema.get("type", "object")
     if not isinstance(named, str) and not (isinstance(named, (list, tuple)) and all(isinstance(t, str) for t in named)):
         raise _refusal(path, f"type={shown(named)} must be a type's name, or a list of them")
-    multiple = schema.get("multipleOf", 1)
-    if isinstance(multiple, bool):
-        raise _refusal(path, f"multipleOf={multiple} must be a number")
-    if isinstance(multiple, (int, float)) and not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
-        raise _refusal(path, f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten")
-
-
-def _beyond(bound: Any, direction: float) -> Any:
-    """An exclusive bound that is a whole number, moved as little as a double can be; any other value as it is.
-
-    NOTE: where both bounds have one integer part, as 0 and 0.5, llguidance (1.9.1) lets the whole number itself pass.
-    """
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound != int(bound):
-        return bound
-    moved = math.nextafter(bound, direction) if bound else math.copysign(_LEAST_NUMBER, direction)
-    return bound if moved.is_integer() else moved
-
-
-def _num_steps(multiple: float) -> int:
-    """The multiple without its decimal point, such as 25 for 0.25."""
-    sign, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()
-    assert isinstance(exponent, int)
-    return 0 if sign or exponent > 9 else int("".join(map(str, digits))) * 10 ** max(exponent, 0)
 
 
 def _check_num_properties(schema: Mapping[str, Any], path: _Path) -> None:
@@ -249,16 +264,6 @@ def _check_num_properties(schema: Mapping[str, Any], path: _Path) -> None:
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if isinstance(least, int) and least > num_required and not is_closed:
         raise _refusal(path, "minProperties cannot be enforced where keys are free; require them by name")
-
-
-def _integers(value: object) -> Iterator[int]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _integers(inner)
-    elif isinstance(value, int):
-        yield value
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +336,11 @@ def _target(reference: object, path: _Path) -> _Path:
         raise _refusal(path, f"$ref={shown(reference)} cannot be followed; only places within the schema can ('#/...')")
     names = unquote(reference).split("/")[1:]
     return tuple(name.replace("~1", "/").replace("~0", "~") for name in names)
+
+
+def _pointed(name: str) -> str:
+    """A name as a part of a JSON pointer in a URI."""
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="$")
 
 
 def _refusal(path: Sequence[str], reason: str) -> InvalidRequestError:

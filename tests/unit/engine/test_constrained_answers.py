@@ -22,7 +22,7 @@ from tandem.engine.engine import Engine
 from tandem.rpc.messages import GenerateCall
 from tandem.scheduler.request import Handoff
 from tandem.text.grammar import choice_grammar, lark_grammar, regex_grammar, schema_grammar
-from tandem.text.grammar_sandbox import GrammarSandbox
+from tandem.text.grammar_sandbox import GrammarSandbox, Trial
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, text, tiny_engine, token_ids
 from tests.helpers.grammars import schema_faults
@@ -150,7 +150,7 @@ def test_no_step_waits_for_a_compiler(checkpoint: Path, monkeypatch: pytest.Monk
     for name, (prompt, params) in mix.items():
         engine.add_request(prompt, params, request_id=name)
     tried: list[str] = []
-    monkeypatch.setattr(GrammarSandbox, "fault", lambda _, grammar: tried.append(grammar))
+    monkeypatch.setattr(GrammarSandbox, "trial", lambda _, grammar: tried.append(grammar))
     for outputs in drain(engine).values():
         assert outputs[-1].finish_reason is not FinishReason.ERROR
     assert engine.counters.num_preemptions >= 3
@@ -164,12 +164,12 @@ def test_a_request_that_waits_for_a_long_step_is_not_compiled_again(
     monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
     engine = tiny_engine(checkpoint)
     assert engine.grammars is not None
-    take, check, fault = engine.add_request, engine.grammars.compiled, GrammarSandbox.fault
+    take, check, trial = engine.add_request, engine.grammars.compiled, GrammarSandbox.trial
     tried: list[str] = []
 
-    def fault_of(sandbox: GrammarSandbox, grammar: str) -> str | None:
+    def trial_of(sandbox: GrammarSandbox, grammar: str) -> Trial:
         tried.append(grammar)
-        return fault(sandbox, grammar)
+        return trial(sandbox, grammar)
 
     def take_late(*arguments: Any, **options: Any) -> str:
         check(choice_grammar(["other"]))
@@ -180,7 +180,7 @@ def test_a_request_that_waits_for_a_long_step_is_not_compiled_again(
             outputs = [output async for output in serving.generate("x", _params(GRAMMARS["choice"][0], 1))]
             assert outputs[-1].finish_reason is FinishReason.STOP
 
-    monkeypatch.setattr(GrammarSandbox, "fault", fault_of)
+    monkeypatch.setattr(GrammarSandbox, "trial", trial_of)
     monkeypatch.setattr(engine, "add_request", take_late)
     asyncio.run(main())
     assert tried == [GRAMMARS["choice"][0], choice_grammar(["other"])]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -84,6 +85,7 @@ ENFORCED: list[Any] = [
     True,
     {},
 ]
+LINK = {"type": "object", "required": ["next"]}
 REFUSED: list[tuple[Any, str]] = [
     *(
         ({key: value}, re.escape(key))
@@ -107,6 +109,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "http://example.com/schema"}, "'#/...'"),
     ({"$ref": "other.json#/a"}, "'#/...'"),
     ({"$ref": "#/$defs/missing"}, "no schema"),
+    ({"$ref": "#"}, "at '#'.*without end"),
+    ({"items": {"anyOf": [{"$ref": "#/items"}, {"allOf": [True, {"$ref": "#/items"}]}]}}, "#/items'.*without end"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "properties/a.*without end"),
+    ({"anyOf": [{"type": "null"}, {**LINK, "properties": {"next": {"$ref": "#/anyOf/1"}}}]}, "anyOf/1.*without end"),
+    ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}, "defs/a.*without end"),
+    ({"prefixItems": [{"$ref": "#"}], "type": "array", "minItems": 1}, "at '#'.*without end"),
     ({"$ref": "#/x-hidden", "x-hidden": {"not": {}}}, "no schema"),
     ({"properties": {"a": {"$id": "http://example.com/a"}}}, r"\$id"),
     ({"prefixItems": [True], "additionalItems": False}, "additionalItems"),
@@ -118,11 +126,24 @@ REFUSED: list[tuple[Any, str]] = [
     ({"multipleOf": 0.1234567}, "multipleOf"),
     ({"multipleOf": 0}, "multipleOf"),
     ({"multipleOf": True}, "multipleOf=True"),
+    ({"multipleOf": "2"}, "multipleOf='2'"),
+    ({"multipleOf": 1e-320, "maximum": 0.5}, "multipleOf=1e-320 has too many digits"),
+    ({"multipleOf": 0.1, "minimum": "low"}, "minimum='low' must be a number"),
+    ({"multipleOf": 0.1, "maximum": None, "exclusiveMaximum": 2}, "maximum=None must be a number"),
+    ({"minimum": True}, "minimum=True must be a number"),
+    ({"exclusiveMaximum": []}, "exclusiveMaximum=.* must be a number"),
+    ({"allOf": [{"multipleOf": 7}, {"multipleOf": 1e-9}]}, "multipleOf.*at once"),
+    ({"allOf": [{"multipleOf": multiple} for multiple in (9999, 9998, 9997)]}, "multipleOf.*at once"),
+    ({"type": "integer", "enum": [1e20]}, "enum holds an integer beyond 2\\^53"),
+    ({"type": "integer", "minimum": 1e19, "maximum": 1e20}, "2\\^53"),
+    ({"exclusiveMinimum": True}, "exclusiveMinimum=true has no meaning without minimum"),
+    ({"minimum": 1, "exclusiveMaximum": True}, "exclusiveMaximum=true"),
     ({"oneOf": [{"type": None}, {"type": "string"}]}, "#/oneOf/0.*type=None"),
     ({"type": ["string", 5]}, "type="),
     ({"pattern": "a" * 5000}, "5000 characters"),
     ({"properties": []}, "properties must be an object"),
     ({"anyOf": {}}, "anyOf must be a list"),
+    ({"multipleOf": 0.1, "minimum": -1, "allOf": 5}, "allOf must be a list"),
     ({"items": 3}, "no schema"),
     (False, "false"),
     ("text", "no schema"),
@@ -141,7 +162,6 @@ COMPILED_AND_REFUSED: list[tuple[Any, str]] = [
     ({"enum": []}, "nsatisfiable"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
     ({"type": "object", "required": ["z"], "additionalProperties": False}, "'z'"),
-    ({"$ref": "#"}, "no token"),
 ]
 
 
@@ -219,6 +239,8 @@ def test_a_pattern_excludes_what_is_written_with_an_escape(
         ({"exclusiveMinimum": 9, "exclusiveMaximum": 9.5}, ["9.1", "9.0000001"], ["9", "9.0", "9.5"]),
         ({"exclusiveMinimum": -2.5, "exclusiveMaximum": -2}, ["-2.1", "-2.49"], ["-2", "-2.0", "-2.5"]),
         ({"exclusiveMinimum": 1, "maximum": 12}, ["1.1", "2", "12"], ["1", "1.0", "12.1"]),
+        ({"minimum": 0, "exclusiveMaximum": 1}, ["0.9", "0.99", "0"], ["1", "1.0"]),
+        ({"exclusiveMinimum": -10}, ["-9.9", "-9", "5"], ["-10", "-10.0", "-10.1"]),
         ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, ["1", "2"], ["0", "3", "1.5"]),
     ],
 )
@@ -232,7 +254,113 @@ def test_an_exclusive_bound_is_excluded(
         assert [text for text in (*good, *bad) if walker.admits(schema_grammar(schema), text)] == good
 
 
-@pytest.mark.parametrize("pattern", ["[", "a[^", '^[^"', r"\p", r"\p{", "[[a]"])
+def test_a_flag_makes_a_bound_exclusive(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """As in draft 4 and OpenAPI 3.0. Regression: where both bounds have one integer part, a whole one passed."""
+    walker = Walker(tokenizer, grammars)
+    above = schema_grammar({"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 0.5})
+    assert [text for text in ("0", "0.0", "0.1", "0.5", "0.6") if walker.admits(above, text)] == ["0.1", "0.5"]
+    below = schema_grammar({"allOf": [{"maximum": 0, "exclusiveMaximum": True}, {"type": "number", "minimum": -0.5}]})
+    assert [text for text in ("0", "-0", "-0.1", "-0.5") if walker.admits(below, text)] == ["-0.1", "-0.5"]
+    no_flag = schema_grammar({"type": "integer", "minimum": 1, "exclusiveMinimum": False, "maximum": 3})
+    assert [text for text in ("0", "1", "3", "4") if walker.admits(no_flag, text)] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "step", "good", "bad"),
+    [
+        ({"minimum": -10, "maximum": 10}, 0.01, ["-0.50", "0.50", "0", "-10", "9.99", "-9.90"], ["10.01", "-10.01"]),
+        ({"maximum": 0}, 0.25, ["-0.50", "-1", "0"], ["0.25", "0.50"]),
+        ({"minimum": 0, "exclusiveMaximum": 10}, 0.01, ["9.99", "9.90", "0", "0.01"], ["10", "-0.01"]),
+        ({"exclusiveMinimum": -2.62, "exclusiveMaximum": 2.62}, 0.25, ["2.50", "-2.50", "-0.50"], ["2.75", "-2.75"]),
+        ({"exclusiveMaximum": 2.62}, 0.25, ["2.50", "-0.50", "-7"], ["2.75"]),
+        ({"minimum": 0.45, "maximum": 0.55}, 0.1, ["0.5"], ["0.4", "0.6"]),
+        ({"minimum": 100, "exclusiveMinimum": True}, 0.25, ["100.25", "100.50"], ["100", "100.00"]),
+        ({"maximum": 12.75}, 5, ["10", "-5"], ["15", "12"]),
+        ({"exclusiveMaximum": 3, "minimum": 1}, 1, ["1", "2"], ["0", "3"]),
+    ],
+)
+def test_every_multiple_within_bounds_can_be_written(
+    grammars: Grammars, tokenizer: Tokenizer, bounds: dict[str, Any], step: float, good: list[str], bad: list[str]
+) -> None:
+    """Regression: bounds wanted another number of places than multiples have, so -0.50 and 9.99 were missing."""
+    walker = Walker(tokenizer, grammars)
+    grammar = schema_grammar({"type": "number", **bounds, "multipleOf": step})
+    assert [text for text in (*good, *bad) if walker.admits(grammar, text)] == good
+
+
+def test_multiples_of_different_places_need_not_meet(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    multiples = (0.01, 0.5, 7, 60, 100, 1024, 10_000)
+    grammar = schema_grammar(
+        {"type": "array", "prefixItems": [{"multipleOf": one, "type": "number"} for one in multiples]}
+    )
+    assert Walker(tokenizer, grammars).admits(grammar, "[0.03,1.5,14,120,300,2048,20000]")
+    joined = schema_grammar({"allOf": [{"multipleOf": 0.06}, {"multipleOf": 5}, {"type": "number"}]})
+    admitted = [text for text in ("15", "30", "5", "0.06") if Walker(tokenizer, grammars).admits(joined, text)]
+    assert admitted == ["15", "30"]
+
+
+@pytest.mark.parametrize(
+    "name", ["\u00e9\u4f60", "a b", "List[int]", "A<B>", "a%b", "a%41", "a#b", 'a"b', "~a/b", "a^b", "$x"]
+)
+@pytest.mark.parametrize("is_quoted", [True, False])
+def test_a_reference_may_name_any_definition(
+    grammars: Grammars, tokenizer: Tokenizer, name: str, is_quoted: bool
+) -> None:
+    """Regression: the compiler refused what is no URI, such as names that are not ASCII."""
+    pointer = name.replace("~", "~0").replace("/", "~1")
+    reference = quote(pointer) if is_quoted or "%41" in name else pointer
+    grammar = schema_grammar({"$defs": {name: {"type": "boolean"}}, "$ref": f"#/$defs/{reference}"})
+    assert {*_answers(grammars, tokenizer, grammar)} == {"true", "false"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "place"),
+    [
+        ("#/properties/place/oneOf/1", {"oneOf": [{"type": "string"}, {"type": "boolean"}]}),
+        (
+            "#/properties/place/oneOf/0/oneOf/1/items",
+            {"oneOf": [{"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "boolean"}}]}]},
+        ),
+        ("#/properties/place/patternProperties/%5E%5Bab%5D", {"patternProperties": {"^[ab]": {"type": "boolean"}}}),
+    ],
+)
+def test_a_reference_may_lead_to_what_was_rewritten(
+    grammars: Grammars, tokenizer: Tokenizer, reference: str, place: Any
+) -> None:
+    """Regression: a oneOf that is written as anyOf, and patterns, were not found at their old places."""
+    properties = {"a": {"$ref": reference}, "place": place}
+    grammar = schema_grammar({"type": "object", "properties": properties, "required": ["a"]})
+    walker = Walker(tokenizer, grammars)
+    assert walker.admits(grammar, '{"a":true}')
+    assert not walker.admits(grammar, '{"a":"text"}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^[[a]]$", ["a]", "[]"], ["a", "[", "]"]),
+        (r"^[^[\]]+$", ["a", "("], ["[", "a]"]),
+        ("[[a]", ["a", "["], ["b", "]"]),
+        ("^[a&&b]$", ["a", "b", "&"], ["c"]),
+        ("^[a~~b]$", ["a", "b", "~"], ["c"]),
+        ("^[+--]$", ["+", ",", "-"], ["*", "."]),
+        ("^[--/]$", ["-", ".", "/"], [",", "0"]),
+        (r"^[\w-.]+$", ["a-.", "_"], [",", "/"]),
+        (r"^[\s--/]$", [" ", "-", "/"], ["."]),
+        (r"^[a\-c]$", ["a", "-", "c"], ["b"]),
+        (r"^[\x41-\u0043]$", ["A", "B", "C"], ["D", "4", "-"]),
+    ],
+)
+def test_a_class_means_what_it_means_in_javascript(
+    grammars: Grammars, tokenizer: Tokenizer, pattern: str, good: list[str], bad: list[str]
+) -> None:
+    """Regression: Rust has nested classes, intersections and differences, so it admits other texts or refuses."""
+    walker = Walker(tokenizer, grammars)
+    grammar = schema_grammar({"type": "string", "pattern": pattern})
+    assert [text for text in (*good, *bad) if walker.admits(grammar, json.dumps(text))] == good
+
+
+@pytest.mark.parametrize("pattern", ["[", "a[^", '^[^"', r"\p", r"\p{", "[[a", "[b-a]"])
 def test_a_broken_pattern_is_refused(grammars: Grammars, pattern: str) -> None:
     with pytest.raises(InvalidRequestError, match="regex parse error"):
         grammars.compiled(schema_grammar({"type": "string", "pattern": pattern}))

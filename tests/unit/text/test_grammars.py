@@ -141,6 +141,7 @@ HOSTILE = {
     ),
     "brackets, deep": lark_grammar("start: " + "(" * 20000 + '"a"' + ")" * 20000 + "\n"),
     "groups, deep": regex_grammar("(" * 3000 + "a" + ")" * 3000),
+    "repetitions, nested": regex_grammar("((a{100}){100}){100}"),
     "arrays, deep": '{"grammars":[{"json_schema":' + '{"items":' * 5000 + "true" + "}" * 5000 + "}]}",
     "nothing": "{",
     "no grammar": "{}",
@@ -228,6 +229,20 @@ def test_the_cache_is_bounded_and_what_it_forgot_is_compiled_again(tmp_path: Pat
     assert grammars.known(texts[0]) is None
     grammars.matcher(texts[0])
     assert grammars.known(texts[0]) is not None
+    grammars.close()
+
+
+def test_the_cache_is_bounded_by_memory_not_by_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a regex of 24 characters could take 160 MB, and 256 of them were kept."""
+    monkeypatch.setattr("tandem.text.grammars.MAX_CACHED_BYTES", 8 << 20)
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
+    texts = [regex_grammar(f"(a{{200}}){{{length}}}") for length in (100, 101, 102)]
+    sizes = [grammars.compiled(text).num_bytes for text in texts]
+    assert min(sizes) > 4 << 20
+    assert [grammars.known(text) is not None for text in texts] == [False, False, True]
+    small = regex_grammar("a")
+    assert grammars.compiled(small).num_bytes < 1 << 20
+    assert grammars.known(texts[2]) is not None
     grammars.close()
 
 
