@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.core.clock import Clock
@@ -22,6 +22,7 @@ from tandem.core.errors import (
     WorkerLostError,
     shown,
 )
+from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.token_ids import joined
@@ -54,6 +55,7 @@ class JourneyContext:
     clock: Clock
     max_attempts: int
     queues: PairingQueues
+    fresh: FreshNumbers = field(default_factory=FreshNumbers)
 
 
 class Journey:
@@ -82,6 +84,7 @@ class Journey:
         self._stages: tuple[Stage, ...] = ()
         self._fingerprint: str | None = None
         self.router: str | None = None
+        self.pairing_id = context.fresh.hex(32)
 
     async def run(self) -> None:
         """Serves until the last token.
@@ -211,6 +214,7 @@ class Journey:
             local_prefill=self._request.local_prefill,
             fingerprint=self._required_fingerprint,
             place=place,
+            pairing_id=self.pairing_id,
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
