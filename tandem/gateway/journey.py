@@ -6,9 +6,9 @@ tokens generated so far. Attempts and waiting time are bounded. Never writes to 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.core.clock import Clock
@@ -22,7 +22,6 @@ from tandem.core.errors import (
     WorkerLostError,
     shown,
 )
-from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.token_ids import joined
@@ -46,7 +45,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JourneyContext:
-    """Parts of the gateway that journeys share. `max_attempts`: workers tried for one choice, the first included."""
+    """Parts of the gateway that journeys share.
+
+    Args:
+        max_attempts: workers tried for one choice, the first included.
+        pairing_ids: endless, and unique among all gateways (`RequestShape.pairing_id`).
+    """
 
     routers: Routers
     workers: ClientPool[WorkerClient]
@@ -55,7 +59,7 @@ class JourneyContext:
     clock: Clock
     max_attempts: int
     queues: PairingQueues
-    fresh: FreshNumbers = field(default_factory=FreshNumbers)
+    pairing_ids: Iterator[str]
 
 
 class Journey:
@@ -84,7 +88,7 @@ class Journey:
         self._stages: tuple[Stage, ...] = ()
         self._fingerprint: str | None = None
         self.router: str | None = None
-        self.pairing_id = context.fresh.hex(32)
+        self.pairing_id = next(context.pairing_ids)
 
     async def run(self) -> None:
         """Serves until the last token.
