@@ -66,7 +66,9 @@ class Fleet:
     speed_of: the calibrated speed of a kind of worker. seed: determines how the first ties are broken.
     """
 
-    def __init__(self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int | str = 0
+    ) -> None:
         self.limits = limits
         self.links = links
         self._speed_of = speed_of
