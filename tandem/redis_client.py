@@ -15,6 +15,7 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
 
+from tandem.core.addresses import check_host
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.sentinel_url import SentinelUrl
@@ -180,6 +181,7 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
     }
     try:
         pool = _sentinel_pool(url, options) if SentinelUrl.is_one(url) else _Pool.from_url(url, **options)
+        check_host(pool.connection_kwargs.get("host", ""))
     except ValueError:  # NOTE: which may quote a part of a password
         raise not_understood(url) from None
     return _QueueingRedis.from_pool(pool)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from tandem.core.addresses import check_host
+
 _SCHEMES = {"redis+sentinel": False, "rediss+sentinel": True}
 _PORT = 26379
 _OPTIONS = ("sentinel_username", "sentinel_password", "ssl_ca_certs")
@@ -69,4 +71,5 @@ def _address(text: str) -> tuple[str, int]:
     parts: SplitResult = urlsplit(f"//{text}")
     if not parts.hostname:
         raise ValueError("a host is needed")
+    check_host(parts.hostname)
     return parts.hostname, parts.port or _PORT

@@ -2,7 +2,8 @@
 
 Invariant: a charge is reserved, settled, renewed or expired by one script, so atomically; a call for many charges runs
 one script after another. Settled charges are remembered for a day: a settlement repeated later would be billed again.
-Redis must be persistent (AOF or snapshots): it has the only copy of keys and spending.
+Redis must be persistent (AOF or snapshots): it has the only copy of keys and spending. Content of another form than the
+scripts write is reported by its place; it concerns its own account only.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.errors import AccountsUnavailableError
@@ -26,6 +29,7 @@ from tandem.accounts.refusals import refusal
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
+from tandem.core.errors import InvalidRequestError
 from tandem.redis_client import Outage, answered_within, connect, explained
 
 _REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
@@ -33,7 +37,11 @@ _DAY_S = 24 * 3600
 _PAGE = 1000
 _RENEWED_AT_ONCE = 200  # NOTE: each has its checkpoint with it; a script holds up everybody else
 _PAUSE_S = 0.5
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidRequestError)
 _COUNTS = ("num_input", "num_written_5m", "num_written_1h", "num_read", "num_output")
+
+
+_logger = logging.getLogger(__name__)
 
 
 class RedisAccounts:
@@ -77,6 +85,7 @@ class RedisAccounts:
         self._overdue = self._client.register_script(OVERDUE)
         # NOTE: gateways ask again and again for all keys they know, of which few change.
         self._decoded = functools.lru_cache(2 * MAX_KEYS)(_decoded)
+        self._damaged: set[str] = set()  # keys of which that was logged
 
     def start(self) -> None: ...
 
@@ -90,11 +99,12 @@ class RedisAccounts:
         if not key_ids:
             return {}
         values = await self._ask(lambda: self._client.hmget(self._name("keys"), list(key_ids)))
-        return {key.key_id: key for key in map(self._decoded, filter(None, values))}
+        return {key.key_id: key for key in self._readable(zip(key_ids, values, strict=True))}
 
     async def all_keys(self) -> Sequence[AccountKey]:
-        values = await self._ask(lambda: self._client.hvals(self._name("keys")))
-        return sorted(map(_decoded, values), key=lambda key: (key.created_s, key.key_id))
+        found = await self._ask(lambda: self._client.hgetall(self._name("keys")))
+        keys = self._readable((field.decode(errors="replace"), value) for field, value in found.items())
+        return sorted(keys, key=lambda key: (key.created_s, key.key_id))
 
     async def revoke_key(self, key_id: str, now_s: int) -> bool:
         key = (await self.find_keys([key_id])).get(key_id)
@@ -135,14 +145,16 @@ class RedisAccounts:
         by_key: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_key.setdefault(renewal.charge.key.key_id, []).append(renewal)
-        for key_id, found in by_key.items():
-            for start in range(0, len(found), _RENEWED_AT_ONCE):
-                await self._renew_page(key_id, found[start : start + _RENEWED_AT_ONCE])
+        await _each(
+            partial(self._renew_page, key_id, found[start : start + _RENEWED_AT_ONCE])
+            for key_id, found in by_key.items()
+            for start in range(0, len(found), _RENEWED_AT_ONCE)
+        )
 
     async def expire(self) -> None:
         asked = (self._now(), _PAGE)
-        for key_id in await self._ask(lambda: self._overdue([self._name("leases")], asked)):
-            await self._expire_key(key_id.decode())
+        overdue = await self._ask(lambda: self._overdue([self._name("leases")], asked))
+        await _each(partial(self._expire_key, key_id.decode(errors="replace")) for key_id in overdue)
 
     async def spending(self, key_id: str) -> Spending:
         spent, held, num_open = await self._ask(lambda: self._spending(self._names(key_id), (self._now(),)))
@@ -158,19 +170,35 @@ class RedisAccounts:
         end = "+"
         while len(found) < query.limit:
             page = await self._entries_before(end)
-            found += await asyncio.to_thread(_wanted, page, query)
+            found += await asyncio.to_thread(_wanted, self._name("ledger"), page, query)
             if len(page) < _PAGE:
                 break
             end = f"({page[-1][0].decode()}"
         return found[: query.limit][::-1]
 
     async def totals(self, since_day: str | None = None, until_day: str | None = None) -> Sequence[Total]:
-        days = [day.decode() for day in await self._ask(lambda: self._client.zrange(self._name("days"), 0, -1))]
+        found = await self._ask(lambda: self._client.zrange(self._name("days"), 0, -1))
+        days = [day.decode(errors="replace") for day in found]
         totals: list[Total] = []
         for day in days:
             if (since_day or "") <= day <= (until_day or "~"):
-                totals += await asyncio.to_thread(_totals, day, await self._totals_of(day))
+                fields = await self._totals_of(day)
+                with _reading(self._name(f"totals:{day}")):
+                    totals += await asyncio.to_thread(_totals, day, fields)
         return totals
+
+    def _readable(self, records: Iterable[tuple[str, bytes | None]]) -> Iterator[AccountKey]:
+        """Keys from their ids and records; logs each that is damaged once, and passes over it."""
+        for key_id, value in records:
+            if value is None:
+                continue
+            try:
+                yield self._decoded(value)
+            except _UNREADABLE as error:
+                if key_id not in self._damaged:
+                    self._damaged.add(key_id)
+                    where = f"{key_id} of {self._name('keys')}"
+                    _logger.error("%s is damaged, so the key is unknown: %r; restore or delete it", where, error)
 
     async def _renew_page(self, key_id: str, renewals: Sequence[Renewal]) -> None:
         asked = (self._now(), self._lease_ms, *itertools.chain.from_iterable(map(self._renewed, renewals)))
@@ -215,7 +243,7 @@ class RedisAccounts:
             async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
-            if not isinstance(error, NoPermissionError):  # NOTE: it answers, and may allow everything else
+            if type(error) not in (NoPermissionError, ResponseError):  # NOTE: it answers, and may do everything else
                 self._outage.note_failure(num_answers)
                 await self._drop_idle()
             raise AccountsUnavailableError(
@@ -238,6 +266,27 @@ class RedisAccounts:
 
     def _names(self, key_id: str) -> list[str]:
         return [self._name(f"{part}:{key_id}") for part in ("state", "open", "held")]
+
+
+async def _each(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Makes all calls, whichever of them fails; raises the first failure afterwards."""
+    failure: AccountsUnavailableError | None = None
+    for call in calls:
+        try:
+            await call()
+        except AccountsUnavailableError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Raises AccountsUnavailableError with the place for a record in the block that cannot be read."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise AccountsUnavailableError(f"{where} in Redis is damaged: {error!r}; restore or delete it", 1.0) from error
 
 
 def _totals(day: str, fields: Mapping[bytes, bytes]) -> list[Total]:
@@ -263,10 +312,14 @@ def _decoded(value: bytes) -> AccountKey:
     return AccountKey.from_json(fields, fields.pop("digest"))
 
 
-def _wanted(page: Sequence[Any], query: LedgerQuery) -> list[LedgerEntry]:
+def _wanted(ledger: str, page: Sequence[Any], query: LedgerQuery) -> list[LedgerEntry]:
     """Entries of a page that match the query."""
-    entries = (LedgerEntry.from_json(json.loads(fields[b"entry"])) for _, fields in page)
-    return [entry for entry in entries if query.matches(entry)]
+    wanted: list[LedgerEntry] = []
+    for number, fields in page:
+        with _reading(f"{ledger} {number.decode()}"):
+            entry = LedgerEntry.from_json(json.loads(fields[b"entry"]))
+            wanted += [entry] if query.matches(entry) else []
+    return wanted
 
 
 def _or_empty(value: int | None) -> int | str:

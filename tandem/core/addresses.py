@@ -1,4 +1,4 @@
-"""Tells whether an address on which a process listens can be reached from other machines."""
+"""Properties of the hosts in addresses: whether other machines reach them, and whether a resolver takes their names."""
 
 from ipaddress import ip_address
 
@@ -10,3 +10,11 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return host.lower() in ("localhost", "ip6-localhost")
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def check_host(host: str) -> None:
+    """Raises ValueError for a name with an empty or too long label, as `redis..svc`; others may or may not resolve.
+
+    NOTE: Python's resolver raises a UnicodeError for them, which nobody expects among network errors.
+    """
+    host.encode("idna")

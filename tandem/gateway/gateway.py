@@ -3,6 +3,7 @@
 Started and closed once; owned by one event loop.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -95,6 +96,7 @@ class Gateway:
             clock,
             settings.max_attempts,
             self.queues,
+            map(f"{self.incarnation}-{{}}".format, itertools.count()),
         )
 
     def start(self) -> None:

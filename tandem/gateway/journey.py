@@ -6,7 +6,7 @@ tokens generated so far. Attempts and waiting time are bounded. Never writes to 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JourneyContext:
-    """Parts of the gateway that journeys share. `max_attempts`: workers tried for one choice, the first included."""
+    """Parts of the gateway that journeys share.
+
+    Args:
+        max_attempts: workers tried for one choice, the first included.
+        pairing_ids: endless, and unique among all gateways (`RequestShape.pairing_id`).
+    """
 
     routers: Routers
     workers: ClientPool[WorkerClient]
@@ -54,6 +59,7 @@ class JourneyContext:
     clock: Clock
     max_attempts: int
     queues: PairingQueues
+    pairing_ids: Iterator[str]
 
 
 class Journey:
@@ -82,6 +88,7 @@ class Journey:
         self._stages: tuple[Stage, ...] = ()
         self._fingerprint: str | None = None
         self.router: str | None = None
+        self.pairing_id = next(context.pairing_ids)
 
     async def run(self) -> None:
         """Serves until the last token.
@@ -211,6 +218,7 @@ class Journey:
             local_prefill=self._request.local_prefill,
             fingerprint=self._required_fingerprint,
             place=place,
+            pairing_id=self.pairing_id,
         )
 
     def _refusal(self, error: TandemError) -> TandemError:

@@ -14,7 +14,7 @@ from tandem.gateway.history import RequestRecord
 from tandem.gateway.journey import Journey, JourneyContext
 from tandem.gateway.pace import StreamPacer
 from tandem.gateway.request import ServeRequest
-from tandem.gateway.settler import Settler
+from tandem.gateway.settler import Settler, settlement_of
 from tandem.gateway.update_queue import UpdateQueue
 
 LINGER_S = 1.0  # for the streams of workers to close after the last token
@@ -102,4 +102,4 @@ class ServeStream:
             self._record.end_choice(end)
             self._context.metrics.observe_end(end)
             if journey.router is not None:
-                self._settler.add(journey.router, choice.request_id, end)
+                self._settler.add(journey.router, settlement_of(choice.request_id, journey.pairing_id, end))

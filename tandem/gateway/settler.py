@@ -40,10 +40,10 @@ class Settler:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
 
-    def add(self, router: str, request_id: str, end: ChoiceEnd) -> None:
-        """Queues the outcome of a choice; drops it if the queue is full."""
+    def add(self, router: str, settlement: Settlement) -> None:
+        """Queues an outcome for the router at this address; drops it if the queue is full."""
         if not self._waiting.full():
-            self._waiting.put_nowait((router, settlement_of(request_id, end)))
+            self._waiting.put_nowait((router, settlement))
 
     async def _run(self) -> None:
         while True:
@@ -56,15 +56,16 @@ class Settler:
                 self._waiting.task_done()
 
 
-def settlement_of(request_id: str, end: ChoiceEnd) -> Settlement:
+def settlement_of(request_id: str, pairing_id: str, end: ChoiceEnd) -> Settlement:
     """Measured times of a choice in milliseconds; none after a failover, when no single prediction covers them."""
     if end.num_failovers:
-        return Settlement(request_id=request_id)
+        return Settlement(request_id=request_id, pairing_id=pairing_id)
     total_ms: dict[str, float] = {}
     for stage in end.stages:
         total_ms[stage.name] = total_ms.get(stage.name, 0.0) + 1000 * stage.duration_s
     return Settlement(
         request_id=request_id,
+        pairing_id=pairing_id,
         queue_ms=total_ms.get("queue"),
         prefill_ms=total_ms.get("prefill"),
         transfer_ms=total_ms.get("transfer"),

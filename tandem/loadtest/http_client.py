@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from tandem.core.addresses import check_host
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.loadtest.connection import HttpConnection, ResponseReceiver
@@ -118,7 +119,7 @@ def _parts(url: str) -> tuple[str, int, str, str]:
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
-        (host or "").encode("idna")  # NOTE: as the resolver does, whose error for an empty or long label is no OSError
+        check_host(host or "")
     except ValueError:
         scheme, host, port = "", None, None
     if scheme not in _DEFAULT_PORTS or not host or not url.isascii() or any(map(str.isspace, url)) or "@" in url:

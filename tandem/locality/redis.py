@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from tandem.core.addresses import check_host
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError
 from tandem.core.events import BlockEvent
@@ -229,7 +230,9 @@ def _connect(url: str, timeout_s: float, connection_class: type[Connection]) -> 
         if SentinelUrl.is_one(url):
             return _master(url, options)
         is_plain = url.startswith("redis://")  # NOTE: other schemes have classes of their own
-        return Redis.from_url(url, **options, **({"connection_class": connection_class} if is_plain else {}))
+        client = Redis.from_url(url, **options, **({"connection_class": connection_class} if is_plain else {}))
+        check_host(client.connection_pool.connection_kwargs.get("host", ""))
+        return client
     except ValueError:  # NOTE: which may quote a part of a password
         raise not_understood(url) from None
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from tandem.core.addresses import check_host
 from tandem.core.errors import ConfigurationError
 from tandem.process.peer_settings import PeerSettings
 from tandem.process.settings import required_secret
@@ -107,6 +108,7 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in address:
                 raise ValueError(f"{address!r} is not host:port")
+            check_host(host)
         return value
 
     @model_validator(mode="after")

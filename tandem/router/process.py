@@ -100,7 +100,7 @@ async def serving_router(
     credentials = settings.credentials(settings.secret, ProcessRole.ROUTER, spoken_with)
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
-        fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
+        fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed, credentials.incarnation)
         outliers = Outliers(calibration.speed, OutlierSettings(factor=settings.outlier_factor))
         view = FleetView(fleet, calibration, clock, outliers=outliers, dead_s=settings.dead_after_s)
         registry, discoveries = _open_discoveries(settings, credentials, metrics, opened)

@@ -31,24 +31,24 @@ class SentPrompts:
 
     def sent(
         self,
-        request_id: str,
+        key: str,
         hashes: Sequence[bytes],
         worker_ids: Sequence[str],
         now_s: float,
         ends: Sequence[int] | None = None,
     ) -> None:
-        """Record that a prompt with these block hashes goes to these workers, instead of those recorded before. `ends`:
-        the numbers of leading blocks after which others can go on; None: after each.
+        """Record that a request's prompt (`RequestShape.key`) with these block hashes goes to these workers, instead
+        of those recorded before. `ends`: the numbers of leading blocks after which others can go on; None: after each.
         """
-        self.forget(request_id)
+        self.forget(key)
         if hashes:
-            self._sent[request_id] = _Sent(hashes, worker_ids, now_s, ends)
+            self._sent[key] = _Sent(hashes, worker_ids, now_s, ends)
         if len(self._sent) > self._max_prompts:
             self._sent.popitem(last=False)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, key: str) -> None:
         """Remove a request whose prompt was not computed, or will be computed elsewhere."""
-        self._sent.pop(request_id, None)
+        self._sent.pop(key, None)
 
     def credit(self, hashes: Sequence[bytes], leading: Mapping[str, int], now_s: float) -> Mapping[str, int]:
         """Returns `leading` (leading blocks that each worker holds) raised by the prompts sent to workers."""

@@ -92,7 +92,7 @@ class RouterService:
             raise self._nobody(call.model)
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
-        self._sent.forget(call.request_id)
+        self._sent.forget(call.pairing_id or call.request_id)
         hashed = [
             (chain, self._hasher.hashes(chain.root(call.scope), call.token_ids, chain.block_size)) for chain in chains
         ]
@@ -120,7 +120,7 @@ class RouterService:
 
     async def settle(self, settlement: Settlement) -> None:
         if settlement.ttft_ms is None:
-            self._sent.forget(settlement.request_id)
+            self._sent.forget(settlement.key)
         record = self._pairer.settle(settlement)
         if record is not None:
             self._metrics.settled(record.ttft_error_ms)
@@ -201,7 +201,7 @@ class RouterService:
                 if self._keeps_states(pairing.decode_id):
                     worker_ids = worker_ids[:1]
                     ends = [index + 1 for index in checkpoint_blocks(shape.num_tokens, (), chain.block_size)]
-                self._sent.sent(shape.request_id, hashes, worker_ids, self._clock.now_s(), ends)
+                self._sent.sent(shape.key, hashes, worker_ids, self._clock.now_s(), ends)
 
     def _answer(self, shape: RequestShape, pairing: Pairing, policy: str, duration_s: float) -> PairingAnswer:
         fleet, where = self._pairer.fleet, self._view.address_of
@@ -258,6 +258,7 @@ def _shape_of(call: PairCall, chains: Sequence[Chain], leading: Mapping[str, int
         max_tpot_ms=call.max_tpot_ms,
         excluded=frozenset(call.excluded),
         local_prefill=call.local_prefill,
+        pairing_id=call.pairing_id,
     )
 
 

@@ -66,7 +66,9 @@ class Fleet:
     speed_of: the calibrated speed of a kind of worker. seed: determines how the first ties are broken.
     """
 
-    def __init__(self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int | str = 0
+    ) -> None:
         self.limits = limits
         self.links = links
         self._speed_of = speed_of
@@ -86,8 +88,8 @@ class Fleet:
             self.remove(state.worker_id)
         settled_s = state.reported_at_s - state.figures_age_s - self.limits.settle_s
         deltas = self._deltas.setdefault(state.worker_id, {})
-        for request_id in [key for key, delta in deltas.items() if delta.sent_at_s <= settled_s]:
-            del deltas[request_id]
+        for key in [key for key, delta in deltas.items() if delta.sent_at_s <= settled_s]:
+            del deltas[key]
         turn = known.turn if known is not None else self._random.randrange(_FIRST_TURNS) - _FIRST_TURNS
         self._pool_of[state.worker_id] = state.fingerprint
         self._put(state, turn, aside_until_s)
@@ -211,23 +213,26 @@ class Fleet:
             num_blocks=num_lacking_blocks(request, choice.decode),
         )
         if choice.prefill is None:
-            self._add(choice.decode, request.request_id, replace(serving, work=work))
+            self._add(choice.decode, request.key, replace(serving, work=work))
             return
-        self._add(choice.prefill, request.request_id, replace(serving, work=work, num_blocks=0))
+        self._add(choice.prefill, request.key, replace(serving, work=work, num_blocks=0))
         if request.decode_id is None:
-            self._add(choice.decode, request.request_id, replace(serving, num_awaiting_kv=1))
+            self._add(choice.decode, request.key, replace(serving, num_awaiting_kv=1))
 
-    def ended(self, request_id: str, worker_ids: Iterable[str]) -> None:
-        """Remove the load of a request that ended or moved, on workers whose reports do not include it yet."""
+    def ended(self, key: str, worker_ids: Iterable[str]) -> None:
+        """Remove the load of a request that ended or moved, on workers whose reports do not include it yet.
+
+        `key`: as `RequestShape.key`.
+        """
         for worker_id in worker_ids:
-            if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:
+            if self._deltas.get(worker_id, {}).pop(key, None) is not None:
                 snapshot = self.snapshot(worker_id)
                 assert snapshot is not None
                 self._put(snapshot.worker, snapshot.turn, snapshot.aside_until_s)
 
-    def _add(self, snapshot: WorkerSnapshot, request_id: str, delta: _Delta) -> None:
+    def _add(self, snapshot: WorkerSnapshot, key: str, delta: _Delta) -> None:
         worker = snapshot.worker
-        self._deltas[worker.worker_id][request_id] = delta
+        self._deltas[worker.worker_id][key] = delta
         self._next_turn += 1
         self._pools[worker.fingerprint].put(_with_delta(snapshot, delta, self._next_turn))
 

@@ -69,33 +69,33 @@ class Pairer:
 
     def pair(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
         """Choose workers, add the request's load to their snapshots, and record the decision."""
-        self._stop_counting(request.request_id)
+        self._stop_counting(request.key)
         answer = self._decide(request, now_s)
         record = DecisionRecord(request.request_id, now_s, self._policy.name, answer)
-        self._records[request.request_id] = record
-        self._records.move_to_end(request.request_id)
+        self._records[request.key] = record
+        self._records.move_to_end(request.key)
         if len(self._records) > self._max_records:
             self._records.popitem(last=False)
         return answer
 
     def settle(self, outcome: Settlement) -> DecisionRecord | None:
         """Record a request's measured times and remove its load from the snapshots; None if it has no record."""
-        self._stop_counting(outcome.request_id)
-        record = self._records.get(outcome.request_id)
+        self._stop_counting(outcome.key)
+        record = self._records.get(outcome.key)
         if record is not None:
-            record = self._records[outcome.request_id] = replace(record, outcome=outcome)
+            record = self._records[outcome.key] = replace(record, outcome=outcome)
         return record
 
     def records(self) -> Sequence[DecisionRecord]:
         """Returns the latest decisions, oldest first."""
         return tuple(self._records.values())
 
-    def _stop_counting(self, request_id: str) -> None:
+    def _stop_counting(self, key: str) -> None:
         """Remove the request's load from the workers it was sent to before; a second pairing replaces the first."""
-        record = self._records.get(request_id)
+        record = self._records.get(key)
         if record is not None and isinstance(record.answer, Pairing):
             ids = (record.answer.prefill_id, record.answer.decode_id)
-            self.fleet.ended(request_id, [worker_id for worker_id in ids if worker_id is not None])
+            self.fleet.ended(key, [worker_id for worker_id in ids if worker_id is not None])
 
     def _decide(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
         pools = [(pool, self.fleet.candidates(request, pool, now_s)) for pool in self.fleet.pools(request)]

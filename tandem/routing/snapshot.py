@@ -113,6 +113,8 @@ class RequestShape:
     """Properties of a request that determine its placement.
 
     Args:
+        pairing_id: names its pairing, unique among all gateways. A request that is paired again has the same one. "" =
+            `request_id`, which clients choose.
         fingerprints: the pools that may serve it, among which cost chooses; None allows all.
         leading_blocks: number of leading blocks of the prompt that each worker holds, from the locality index.
         num_expected_output: expected number of output tokens.
@@ -136,6 +138,7 @@ class RequestShape:
     decode_id: str | None = None
     local_prefill: bool = False
     reserved: frozenset[str] = frozenset()
+    pairing_id: str = ""
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_expected_output"):
@@ -145,6 +148,11 @@ class RequestShape:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidRequestError(f"{name}={shown(value)} cannot be met; use a time above zero")
+
+    @property
+    def key(self) -> str:
+        """Id of its pairing."""
+        return self.pairing_id or self.request_id
 
 
 _NO_LINKS: Mapping[str, LinkState] = MappingProxyType({})

@@ -43,18 +43,17 @@ class PairCall:
 
     Args:
         model: served name.
-        token_ids: the prompt, and the tokens generated so far if the request continues elsewhere. Routers receive an
-            `array`, as on the wire: it is hashed, not inspected.
+        token_ids: the prompt, and the tokens generated so far if the request continues elsewhere; `array` at routers.
         num_expected_output: expected number of tokens still to be generated.
         scope: requests of the same scope share cached state.
         session_id: the client's id of its conversation, by which its requests are routed alike; None = not given.
         max_ttft_ms, max_tpot_ms: wanted time to the first token, and for each later one; None = no target.
         excluded: ids of workers that just failed this request.
         local_prefill: the decode worker must compute the prompt itself.
-        fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
-            exactly.
+        fingerprint: of the model (`PairingAnswer`) that began the request; another could not continue exactly.
         told: name under which the router stores the prompt (`prompt_reuse`); removed before handlers get the call.
         place: where it waits for room, and for how long; None = it came now and asks once.
+        pairing_id: as in `RequestShape`.
     """
 
     request_id: str
@@ -70,6 +69,7 @@ class PairCall:
     fingerprint: str | None = None
     told: NamedPrompt | None = None
     place: QueuePlace | None = None
+    pairing_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ NEXT_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares them with the release before
     "WorkerState": ("request_bytes", "names_states"),
     "WorkerStatus": ("usage", "drafts", "ranks"),
-    "PairRequest": ("told", "place"),
+    "PairRequest": ("told", "place", "pairing_id"),
+    "SettleRequest": ("pairing_id",),
     "DescribeResponse": ("usage",),
     "WorkerRecord": ("epoch",),
     "SamplingParams": ("speculate",),

@@ -774,6 +774,66 @@ def test_one_slow_connection_does_not_refuse_other_requests(redis: RedisServer) 
     asyncio.run(run())
 
 
+def test_what_is_damaged_in_redis_concerns_no_other_account(
+    redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One record that nobody can read ended every look-up of keys, and a state of another type refused all requests."""
+
+    async def run() -> None:
+        async with bench_of("redis", tmp_path, redis) as bench:
+            keys = sorted((key_with() for _ in range(3)), key=lambda key: key.key_id)
+            for key in keys:
+                await bench.store.add_key(key)
+            charges = [(await bench.reserve(key))[0] for key in keys]
+            damaged = keys[1].key_id
+            with redis.client() as client:
+                for value in (b"\xff", b"[]", b"null", b"{}", b'{"digest": 1, "limits": []}'):
+                    client.hset(f"{bench.prefix}:keys", damaged, value)
+                    found = await bench.store.find_keys([key.key_id for key in keys])
+                    assert found == {key.key_id: key for key in keys if key.key_id != damaged}
+                    assert await bench.store.all_keys() == sorted(found.values(), key=lambda key: key.key_id)
+                client.set(f"{bench.prefix}:state:{damaged}", "x")
+                client.set(f"{bench.prefix}:held:{damaged}", "x")
+            for _ in range(2):
+                with pytest.raises(AccountsUnavailableError, match="WRONGTYPE"):
+                    await bench.store.spending(damaged)
+                assert (await bench.store.spending(keys[0].key_id)).num_open == 1
+            bench.clock.advance(LEASE_S - 1)
+            await bench.store.renew([Renewal(charges[0], True)])
+            bench.clock.advance(2.0)
+            with pytest.raises(AccountsUnavailableError, match="WRONGTYPE"):
+                await bench.store.renew([Renewal(charge, True) for charge in (charges[1], charges[0])])
+            with pytest.raises(AccountsUnavailableError, match="WRONGTYPE"):
+                await bench.store.expire()
+            with redis.client() as client:
+                assert client.zscore(f"{bench.prefix}:leases", keys[2].key_id) is None
+            bench.clock.advance(LEASE_S - 1)
+            assert [(await bench.store.spending(key.key_id)).num_open for key in (keys[0], keys[2])] == [1, 0]
+
+    asyncio.run(run())
+    (said,) = caplog.messages
+    assert ":keys is damaged" in said
+
+
+@pytest.mark.parametrize("entry", [b"\xff", b"", b"null", b"{}", b'{"usage": 5}'])
+def test_damaged_usage_is_named(redis: RedisServer, tmp_path: Path, entry: bytes) -> None:
+    async def run() -> None:
+        async with bench_of("redis", tmp_path, redis) as bench:
+            key = key_with()
+            charge, _ = await bench.reserve(key)
+            await bench.settle(charge, Usage(num_input=1))
+            with redis.client() as client:
+                number = client.xadd(f"{bench.prefix}:ledger", {"entry": entry}).decode()
+                client.hset(f"{bench.prefix}:totals:1970-01-01", entry, 1)
+                client.zadd(f"{bench.prefix}:days", {entry: 0})
+            with pytest.raises(AccountsUnavailableError, match=f":ledger {number} in Redis is damaged"):
+                await bench.store.entries(LedgerQuery())
+            with pytest.raises(AccountsUnavailableError, match=":totals:1970-01-01 in Redis is damaged"):
+                await bench.store.totals()
+
+    asyncio.run(run())
+
+
 def test_a_reservation_that_comes_after_its_refund_is_refused(redis: RedisServer, tmp_path: Path) -> None:
     """One that was given up while it was on its way: it must not be set aside for ever."""
 

@@ -244,6 +244,17 @@ def test_an_old_epoch_changes_nothing(index: LocalityIndex) -> None:
     assert index.leading_blocks(blocks) == {"p0": 1}
 
 
+def test_an_old_epoch_changes_nothing_before_the_later_ones_snapshot(index: LocalityIndex) -> None:
+    """Redis did not note an epoch whose first report was answered with the wish for a snapshot."""
+    blocks = chain("a", 3)
+    index.replace("p0", 1, blocks, 0)
+    assert index.publish("p0", 2, [], 1) is RESYNC
+    assert index.publish("p0", 1, stored(blocks), 1) is STALE
+    assert index.replace("p0", 1, blocks, 1) is STALE
+    assert index.replace("p0", 2, blocks[:1], 1) is APPLIED
+    assert index.leading_blocks(blocks) == {"p0": 1}
+
+
 def test_an_old_epoch_counts_when_the_later_one_is_silent(index: LocalityIndex, backend: Backend) -> None:
     """Regression: a worker that was restarted after its clock was set back could never report."""
     blocks = chain("a", 3)

@@ -697,7 +697,7 @@ MUTATIONS = [
     Mutation(
         "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=3
     ),
-    Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=29),
+    Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=45),
     Mutation("ranks of a former epoch are left to themselves", _former_ranks_are_left, seed=79),
     Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=39),
     Mutation("nobody hears that ranks were lost", nobody_hears_of_lost_ranks, unfound=_AT_A_LOSS),

@@ -19,6 +19,9 @@ WRONG = (
     "redis+sentinel://host:1/service?sentinel_password",
     "redis+sentinel://host:1/?sentinel_password=secret",
     "redis+sentinel://host:1/service?sentinel_pasword=secret",
+    "redis+sentinel://host:1,redis..svc:2/service",
+    "redis://me:secret@redis..svc:6379",
+    "rediss://a." + 64 * "b",
 )
 
 

@@ -463,6 +463,22 @@ def test_routers_hear_what_became_of_each_choice(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_each_choice_has_one_pairing_that_no_other_request_shares(tmp_path: Path) -> None:
+    """Requests of one id too. A request that is paired again keeps its own."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        calls, settled = cluster.routers[0].calls, cluster.routers[0].settled
+        for fail_at in (None, 2):
+            cluster.workers[0].fail_at = fail_at
+            await client.post("/v1/completions", json=body(), headers={"x-request-id": "mine"})
+        await eventually(lambda: len(settled) == 2)
+        first, second, again = (call.pairing_id for call in calls)
+        assert first != second == again
+        assert [settlement.pairing_id for settlement in settled] == [first, second]
+
+    tell(tmp_path, story)
+
+
 def test_a_router_of_a_release_too_far_away_is_a_503_and_the_log_names_both(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

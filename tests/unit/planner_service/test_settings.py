@@ -54,6 +54,7 @@ def test_settings_that_contradict_each_other_name_the_remedy(fields: dict[str, o
         ("mode", "dance"),
         ("gateways", "nowhere"),
         ("gateways", "http://a:1"),
+        ("gateways", "gateway..svc:1"),
         ("routers", "a:99999"),
         ("interval_s", 0),
         ("slo_share", 1.0),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,12 @@ from tandem.locality.redis import RedisIndex
 from tandem.process.discovery import Discovery
 from tandem.process.discovery_choice import open_discovery
 from tandem.process.fleet_view import Chain
+from tandem.router import process as router_process
 from tandem.router.process import serving_router
-from tandem.routing.snapshot import Role
+from tandem.routing.admission import AdmissionLimits
+from tandem.routing.fleet import Fleet
+from tandem.routing.snapshot import Links, Role
+from tandem.routing.speed import Speed
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
@@ -110,6 +114,23 @@ def test_workers_register_and_are_paired_and_the_dead_are_not() -> None:
             assert '"status": "ok"' in await asyncio.to_thread(get, router.metrics_port, "/health")
 
     run(scenario())
+
+
+def test_no_two_routers_break_ties_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All drew the first turns of workers from one seed, so replicas sent their first requests to the same ones."""
+    seeds: list[int | str] = []
+
+    def noting(limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int | str = 0) -> Fleet:
+        seeds.append(seed)
+        return Fleet(limits, links, speed_of, seed)
+
+    async def scenario() -> None:
+        async with serving_router(router_settings()), serving_router(router_settings()):
+            pass
+
+    monkeypatch.setattr(router_process, "Fleet", noting)
+    run(scenario())
+    assert len(set(seeds)) == 2
 
 
 def test_named_workers_need_not_announce_themselves() -> None:

@@ -539,6 +539,34 @@ def test_a_request_paired_again_is_counted_once() -> None:
     run(scenario())
 
 
+def test_requests_of_the_same_id_are_counted_apart() -> None:
+    """A client's id comes twice at once through two gateways, and again before its first request is settled: the first
+    one's load was taken off, and its end took off the second one's.
+    """
+
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+
+            def num_running() -> int:
+                snapshot = router.fleet.snapshot("d0")
+                assert snapshot is not None
+                return snapshot.num_running
+
+            await router.service.pair(call(pairing_id="first"))
+            again = await router.service.pair(call(pairing_id="second"))
+            assert num_running() == 2
+            assert again.decode_cached_blocks == 124, "the first prompt is being computed"
+            await router.service.settle(Settlement(request_id="r", pairing_id="first", ttft_ms=50.0))
+            assert num_running() == 1
+            first, second = await router.service.decisions(2)
+            assert (first.request_id, first.measured_ms) == ("r", {"ttft": 50.0})
+            assert (second.request_id, second.measured_ms) == ("r", {})
+            await router.service.settle(Settlement(request_id="r", pairing_id="second"))
+            assert num_running() == 0
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("is_away", [False, True])
 def test_a_prefix_asked_for_again_at_once_goes_to_who_is_about_to_hold_it(is_away: bool) -> None:
     """The index hears of blocks a moment after they are there; until then the router's own memory counts."""

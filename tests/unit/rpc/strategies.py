@@ -306,6 +306,7 @@ PAIR_CALL = st.builds(
     excluded=tuples(TEXT),
     local_prefill=BOOL,
     fingerprint=maybe(TEXT),
+    pairing_id=TEXT,
 )
 PAIRING = st.builds(
     PairingAnswer,
@@ -328,6 +329,7 @@ SETTLEMENT = st.builds(
     prefill_ms=maybe(NUMBER),
     transfer_ms=maybe(NUMBER),
     ttft_ms=maybe(NUMBER),
+    pairing_id=TEXT,
 )
 RECORD = st.builds(WorkerRecord, ADDRESS, st.sampled_from(["prefill", "decode", "both"]), TEXT, TEXT)
 EVENT: st.SearchStrategy[BlockEvent] = st.builds(BlockStored, HASH, maybe(HASH), SMALL) | st.builds(
