@@ -36,8 +36,7 @@ class Handoff:
         num_new_tokens: stop after this many further tokens, whatever the request asks for; None = no such limit.
         num_expected_tokens: number of leading tokens whose KV comes from another worker; the request waits for it.
         lease_id: id of the lease under which another worker may read its blocks as they are computed; None = no worker.
-        pins: prompt prefixes to keep in the cache; ignored if all of the prompt's KV comes from another worker, which
-            then keeps them.
+        pins: prompt prefixes to keep in the cache; ignored if another worker computes all tokens, and keeps them.
     """
 
     output_token_ids: tuple[int, ...] = ()
@@ -136,8 +135,10 @@ class Request:
 
     @property
     def is_computed_elsewhere(self) -> bool:
-        """Whether another worker computes its whole prompt, perhaps without having begun."""
-        return self.num_expected_tokens >= self.num_prompt_tokens
+        """Whether another worker computes all its tokens so far, perhaps without having begun. KV that exists already,
+        of a peer or the host tier, is never expected of the last token.
+        """
+        return self.num_expected_tokens >= self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
     def needs_whole_prompt(self) -> bool:

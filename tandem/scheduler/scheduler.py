@@ -364,10 +364,8 @@ class Scheduler:
         return True
 
     def _take_arrived(self, request: Request) -> None:
-        """Record that all expected KV is present. If another worker computed the whole prompt, that worker keeps the
-        pins.
-        """
-        if request.num_expected_tokens >= request.num_prompt_tokens:
+        """Record that all expected KV is present. If another worker computed all tokens, that worker keeps the pins."""
+        if request.is_computed_elsewhere:
             request.pins = ()
         request.num_expected_tokens = 0
 

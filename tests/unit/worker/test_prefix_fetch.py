@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.output import RequestOutput
+from tandem.core.pins import Pin
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseUpdate, PrefillCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
@@ -74,6 +75,31 @@ def test_a_prefix_is_fetched_and_the_rest_computed(llama: Path, transport: str) 
             assert await first_token(pair, call_of(pair)) == expected
             assert await num_fetched(pair) == 56, "what is here already was fetched again"
             await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_outputs", [1, 20])
+def test_a_continued_request_pins_its_prompt_although_a_peer_had_all_of_it(llama: Path, num_outputs: int) -> None:
+    """Regression: KV of a whole prompt counted as that of a worker which computes it, and keeps the pins itself. So a
+    request of whole blocks that goes on after its first token was not pinned by anybody.
+    """
+    prompt, pin = PROMPT[:56], Pin(56, 3600.0)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            params = replace(GREEDY, max_tokens=30)
+            held = GenerateCall(request_id="h", prompt_token_ids=prompt, params=params, scope=UNSCOPED)
+            tokens = await generated(pair.to_decode, held)
+            outputs = tuple(tokens[:num_outputs])
+            call = call_of(pair, prompt_token_ids=prompt, output_token_ids=outputs, params=params, pins=(pin,))
+            updates = [one async for one in pair.to_prefill.prefill(replace(call, num_fetch_blocks=9))]
+            (chosen,) = [one for one in updates if one.token is not None]
+            assert chosen.token is not None
+            assert (chosen.token.token_id, chosen.pins) == (tokens[num_outputs], (pin,))
+            assert await num_fetched(pair) >= 56
+            usage = await pair.prefill.core.engine.call(lambda engine: engine.kv.pinned.blocks.usage)
+            assert usage.num_pinned == 7
 
     asyncio.run(main())
 
