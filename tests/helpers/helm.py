@@ -54,6 +54,7 @@ OWNED = {
     "host metrics_port",
     "load": "url api_key",
 }
+_LIMITS = ("enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OWNED_BY_ALL = "cluster_secret tls_dir insecure log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
@@ -254,5 +255,6 @@ def settings_schema(process: str) -> Object:
 def _property(field: Mapping[str, Any]) -> Object:
     kinds = {each.get("type") for each in field.get("anyOf", [field])} - {"null", "array"}
     assert len(kinds) == 1, field
-    choices = {"enum": field["enum"]} if "enum" in field else {}
-    return {"description": field["description"], "type": kinds.pop(), **choices}
+    known = [field, *field.get("anyOf", [])]
+    limits = {key: each[key] for each in known for key in _LIMITS if key in each}
+    return {"description": field["description"], "type": kinds.pop(), **limits}
