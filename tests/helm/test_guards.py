@@ -63,10 +63,6 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("prefill.ranks", {"tensor": 4, "context": 5}),
         r"prefill\.ranks\.tensor=4 and prefill\.ranks\.context=5 are 20 ranks, .* at most 16",
     ),
-    "contexts twice": (
-        at("prefill", {"ranks": {"context": 2}, "settings": {"cp": 2}}),
-        r"prefill\.ranks\.context and prefill\.settings\.cp are one setting: remove the latter",
-    ),
     "hosts beside the planner": (
         at("decode.ranks", {"tensor": 2, "hosts": 2}) | at("planner.enabled", True),
         r"decode\.ranks\.hosts=2 with planner\.enabled: .* scale the LeaderWorkerSet by hand",
@@ -74,10 +70,6 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "more hosts than ranks": (
         at("decode.ranks", {"tensor": 2, "hosts": 4}),
         r"hosts=4 with .*tensor=2: .* to 2 or fewer",
-    ),
-    "ranks twice": (
-        at("decode", {"ranks": {"tensor": 2}, "settings": {"tp": 2}}),
-        r"decode\.ranks\.tensor and decode\.settings\.tp are one setting: remove the latter",
     ),
     "ranks on accelerators": (
         at("decode", GPU | {"ranks": {"tensor": 2}}),
@@ -296,6 +288,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown setting": (at("decode.settings.maxModelLength", 2), "maxModelLength"),
     "setting of another process": (at("gateway.settings.blockSize", 16), "blockSize"),
     "setting that the chart owns": (at("decode.settings.bind", "0.0.0.0:1"), "bind"),
+    "ranks as a setting": (at("decode", {"accelerator": {"vendor": "nvidia"}, "settings": {"tp": 2}}), "tp"),
+    "contexts as a setting": (at("decode.settings.cp", 2), "cp"),
     "setting of a wrong type": (at("decode.settings.maxModelLen", "long"), "maxModelLen"),
     "text for a number": (at("decode.replicas", "2"), "replicas"),
     "negative replicas": (at("decode.replicas", -1), "replicas"),
