@@ -119,8 +119,8 @@ def test_a_namespace_may_be_called_like_a_number_or_a_truth_value() -> None:
 
 def _named_by_values() -> dict[str, Any]:
     """Values in which every name of an object outside the release, and of a key of a Secret, is `WORD`."""
-    pool = {"priorityClassName": "WORD", "runtimeClassName": "WORD"}
-    pool |= {"serviceAccount": {"create": False, "name": "WORD"}}
+    account = {"create": False, "name": "WORD"}
+    pool = {"priorityClassName": "WORD", "runtimeClassName": "WORD", "serviceAccount": account}
     secret = {"existingSecret": "WORD", "passwordKey": "WORD"}
     return {
         "fullnameOverride": "WORD",

@@ -42,11 +42,11 @@ ROOT = Path(__file__).parents[3]
 SERVICES = sorted(path.parent.name for path in (ROOT / "services").glob("*/__main__.py"))
 
 
-def _importing(service: str, folder: Path, launcher: str = "") -> "subprocess.Popen[str]":
-    """A service whose import of its settings never ends; its first line says whether it hears SIGINT."""
+def _importing(module: str, folder: Path, launcher: str = "", arguments: str = "") -> "subprocess.Popen[str]":
+    """A process whose import of its settings never ends; its first line says whether it hears SIGINT."""
     (folder / "pydantic_settings.py").write_text(IMPORTS)
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    command = ["/bin/sh", "-c", f'{launcher} exec "$@"', "sh", sys.executable, "-m", f"services.{service}"]
+    command = ["/bin/sh", "-c", f'{launcher} exec "$@"', "sh", sys.executable, "-m", module, *arguments.split()]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -56,7 +56,7 @@ def _importing(service: str, folder: Path, launcher: str = "") -> "subprocess.Po
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_that_still_imports_ends_at_once(service: str, number: signal.Signals, tmp_path: Path) -> None:
     """Regression: SIGINT gave a traceback, and the first process of a container never got SIGTERM and served on."""
-    with _importing(service, tmp_path) as process:
+    with _importing(f"services.{service}", tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hears\n"
         process.send_signal(number)
@@ -64,9 +64,19 @@ def test_a_service_that_still_imports_ends_at_once(service: str, number: signal.
     assert (process.returncode, said) == (0, "")
 
 
+def test_ctrl_c_while_a_command_imports_says_nothing(tmp_path: Path) -> None:
+    """Regression: it printed a traceback."""
+    with _importing("tandem.cli.main", tmp_path, arguments="plan") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hears\n"
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_ctrl_c_that_a_supervisor_has_its_child_ignore_stays_ignored(service: str, tmp_path: Path) -> None:
-    with _importing(service, tmp_path, "trap '' INT;") as process:
+    with _importing(f"services.{service}", tmp_path, "trap '' INT;") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ignores\n"
         process.terminate()
