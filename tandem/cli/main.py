@@ -4,11 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from pydantic_settings import BaseSettings
-from rich.console import Console
-
 from tandem import __version__
-from tandem.process.command import run_command
 
 # Settings class of each verb of `tandem keys`.
 KEY_VERBS: Mapping[str, str] = {"create": "CreateKey", "list": "ListKeys", "show": "ShowKey", "revoke": "RevokeKey"}
@@ -41,16 +37,21 @@ VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # NOTE: importing takes seconds
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        console.print(_usage(), markup=False)
+        sys.stderr.write(f"{_usage()}\n")
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version", "version"):
         sys.stdout.write(f"tandem {__version__}\n")
         return 0
     if arguments[0] not in VERBS:
-        console.print(f"error: {arguments[0]!r} is not a verb of tandem\n\n{_usage()}", markup=False)
+        sys.stderr.write(f"error: {arguments[0]!r} is not a verb of tandem\n\n{_usage()}\n")
         return 2
     module, attribute, _ = VERBS[arguments[0]]
     if not isinstance(attribute, str):
@@ -58,14 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if word not in attribute:
             is_help = word in ("-h", "--help", "help")
             problem = "" if is_help else f"error: {word!r} is not a verb of tandem {arguments[0]}\n\n"
-            console.print(f"{problem}tandem {arguments[0]} {'|'.join(attribute)} [--help]", markup=False)
+            sys.stderr.write(f"{problem}tandem {arguments[0]} {'|'.join(attribute)} [--help]\n")
             return 0 if is_help else 2
         attribute, arguments = attribute[word], arguments[1:]
-    try:
-        settings_class: type[BaseSettings] = getattr(import_module(module), attribute)
-    except KeyboardInterrupt:  # importing a model's libraries takes seconds
-        return 130
-    return run_command(settings_class, arguments[1:])
+    from tandem.process.command import run_command
+
+    return run_command(getattr(import_module(module), attribute), arguments[1:])
 
 
 def _usage() -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from tandem.accounts.store import LEASE_S
+from tandem.core.errors import ConfigurationError
 from tandem.gateway.body import BodyLimits
 from tandem.process.peer_settings import PeerSettings
 from tandem.process.settings import Address, required_secret
@@ -201,11 +202,14 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
 
     @property
     def responses_keys(self) -> tuple[bytes, ...]:
-        """Keys that encrypt stored responses, newest first."""
+        """Keys that encrypt stored responses, newest first. Raises `ConfigurationError` if the setting holds none."""
         if self.responses_key is None:
             return (self.secret,)
         listed = self.responses_key.get_secret_value().split(",")
-        return tuple(key.strip().encode() for key in listed if key.strip())
+        found = tuple(key.strip().encode() for key in listed if key.strip())
+        if not found:
+            raise ConfigurationError("responses_key is empty; give a random key, or leave the setting out")
+        return found
 
 
 def _listed(names: str) -> tuple[str, ...]:

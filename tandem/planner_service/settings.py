@@ -95,11 +95,16 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
 
     host: str = Field("127.0.0.1", description="address of /metrics, /health and /plan")
     metrics_port: int | None = Field(
-        7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one; none: no server"
+        7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one; none = no server"
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
+
+    @field_validator("metrics_port", mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return None if value == "none" else value
 
     @field_validator("routers", "gateways")
     @classmethod

@@ -18,9 +18,10 @@ from rich.console import Console
 
 from tandem.core.errors import TandemError, shown
 from tandem.core.open_files import allow_sockets
+from tandem.process.settings import NO_VALUE
 
 _MAX_SOCKETS = 1 << 16  # open files that the process asks for
-_NO_DEFAULTS = (" (default: null)", " (default: )")
+_NO_DEFAULTS = (f" (default: {NO_VALUE})", " (default: )")
 _SCALARS = {"str": "TEXT", "SecretStr": "TEXT", "int": "N", "float": "NUMBER", "Path": "PATH"}
 _VALUES = {**_SCALARS, **{f"list[{kind}]": f"{_SCALARS[kind]},..." for kind in ("int", "float")}, "list[str]": "TEXT"}
 """Words for the values of flags in place of Python's types."""

@@ -4,10 +4,11 @@ For example `--max-model-len` and `TANDEM_MAX_MODEL_LEN`. A flag wins over a var
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 from pydantic import AfterValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tandem.core.addresses import is_loopback
 from tandem.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
@@ -19,6 +20,10 @@ from tandem.transport.card import MIN_SECRET_BYTES
 MAKE_SECRET = "export TANDEM_CLUSTER_SECRET=$(openssl rand -hex 32)"
 
 
+# What pydantic shows and reads as None: nothing that a command line can hold, since a name may be `null`.
+NO_VALUE = "\0"
+
+
 class Settings(BaseSettings):
     """Base of everything configured by flags or `TANDEM_*`."""
 
@@ -27,9 +32,30 @@ class Settings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
+        cli_parse_none_str=NO_VALUE,
         extra="forbid",
         hide_input_in_errors=True,  # NOTE: of a traceback; there may be secrets among them
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Variables(settings_cls)
+
+
+class _Variables(EnvSettingsSource):
+    """Variables, in which a list is written as its flag takes it: numbers with commas, or one text; or as JSON."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        if get_origin(field.annotation) is not list or value.lstrip().startswith("["):
+            return super().decode_complex_value(field_name, field, value)
+        return [value] if field.annotation == list[str] else value.split(",")
 
 
 def checked_address(value: str) -> str:

@@ -1,8 +1,10 @@
 """The chart renders, alike under two engines, as the golden files say, and says what to do next."""
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import helm_python
 import pytest
@@ -95,6 +97,73 @@ def test_a_release_may_be_called_like_a_number_or_a_truth_value() -> None:
     for name in ("2026", "on", "1e5"):
         for each in render(merged(MINIMAL, at("fullnameOverride", "llm")), name=name).objects:
             assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == name
+
+
+def test_a_namespace_may_be_called_like_a_number_or_a_truth_value() -> None:
+    """Regression: `2026` and `on` stood in `namespace` unquoted, and no such release could be installed."""
+    values = merged(
+        MINIMAL,
+        at("decode", {"ranks": {"tensor": 2, "hosts": 2}}),
+        at("planner.enabled", True),
+        {"monitoring": {"enabled": True}, "load": {"enabled": True}, "discovery": {"mode": "kubernetes"}},
+        {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+    )
+    for name in ("2026", "on", "1e5", "null"):
+        made = render(merged(values, at("planner.enabled", False)), namespace=name).objects
+        made = [*made, *render(merged(values, at("decode.ranks.hosts", 1)), namespace=name).objects]
+        assert {each["metadata"]["namespace"] for each in made} == {name}
+        assert {one["namespace"] for each in made for one in each.get("subjects", [])} == {name}
+        monitors = [each["spec"]["namespaceSelector"] for each in made if each["kind"].endswith("Monitor")]
+        assert {one for each in monitors for one in each["matchNames"]} == {name}
+
+
+def _named_by_values() -> dict[str, Any]:
+    """Values in which every name of an object outside the release, and of a key of a Secret, is `WORD`."""
+    account = {"create": False, "name": "WORD"}
+    pool = {"priorityClassName": "WORD", "runtimeClassName": "WORD", "serviceAccount": account}
+    secret = {"existingSecret": "WORD", "passwordKey": "WORD"}
+    return {
+        "fullnameOverride": "WORD",
+        "model": {
+            "uri": "hf://org/name",
+            "authSecret": {"name": "WORD", "key": "WORD"},
+            "cache": {"existingClaim": "WORD"},
+        },
+        "clusterSecret": {"existingSecret": "WORD", "key": "WORD"},
+        "tls": {"existingSecrets": dict.fromkeys(("gateway", "router", "worker", "planner", "redis"), "WORD")},
+        "gateway": {
+            **pool,
+            "responsesKey": {"existingSecret": "WORD", "key": "WORD"},
+            "service": {"type": "LoadBalancer", "loadBalancerClass": "WORD"},
+        },
+        **dict.fromkeys(("router", "prefill", "decode"), pool),
+        "redis": {
+            "auth": {"existingSecret": "WORD", "key": "WORD", "gatewayKey": "WORD", "accountsKey": "WORD"},
+            "persistence": {"existingClaim": "WORD"},
+            "priorityClassName": "WORD",
+        },
+        "externalRedis": {**secret, "host": "redis", "caSecret": {"name": "WORD", "key": "WORD"}},
+        "gatewayApi": {"enabled": True, "parentRefs": [{"name": "WORD"}]},
+        "load": {"enabled": True, "results": {"existingClaim": "WORD"}},
+    }
+
+
+def _kinds(value: Any) -> Any:
+    """The value with each scalar as the name of its type."""
+    if isinstance(value, dict):
+        return {key: _kinds(each) for key, each in value.items()}
+    return [_kinds(each) for each in value] if isinstance(value, list) else type(value).__name__
+
+
+@pytest.mark.parametrize("is_external", [False, True])
+@pytest.mark.parametrize("word", ["on", "null", "y"])
+def test_what_values_name_may_be_called_like_a_truth_value(word: str, is_external: bool) -> None:
+    """Regression: the names of Secrets, their keys, claims, classes and accounts were written unquoted."""
+    values = merged(_named_by_values(), at("redis.enabled", not is_external))
+    if not is_external:
+        del values["externalRedis"]
+    made, plain = (render(json.loads(json.dumps(values).replace("WORD", each))) for each in (word, "word"))
+    assert [_kinds(each) for each in made.objects] == [_kinds(each) for each in plain.objects]
 
 
 def test_names_and_namespace_follow_the_release() -> None:

@@ -404,7 +404,10 @@ def test_pools_spread_over_nodes_by_their_own_labels(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "is_taken_away"),
-    [("/", False), ("/v1", False), ("/v1/", False), ("/v1/models", False), ("/v10", True), ("/llm", True)],
+    [
+        *(("/", False), ("/v1", False), ("/v1/", False), ("/v1/models", False), ("/v10", True), ("/llm", True)),
+        *(("/trace", False), ("/pages/x", False), ("/docs", False), ("/openapi.json", False), ("/openapi_json", True)),
+    ],
 )
 def test_a_route_leads_to_the_gateways_own_paths(path: str, is_taken_away: bool) -> None:
     """Regression: /llm/v1/models came to the gateway as it was, which answered 404."""

@@ -45,15 +45,16 @@ OWNED = {
     "drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
     "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board "
-    "hosts ranks_bind join_timeout_s",
+    "tp pp cp hosts ranks_bind join_timeout_s",
     "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board "
-    "hosts ranks_bind join_timeout_s",
+    "tp pp cp hosts ranks_bind join_timeout_s",
     "planner": "mode ttft_ms tpot_ms min_prefill max_prefill min_decode max_decode prefill_accelerators "
     "decode_accelerators max_accelerators max_num_running served_model_name routers gateways gateway_selector "
     "kubernetes_namespace prefill_deployment decode_deployment prefill_selector decode_selector lease_name planner_id "
     "host metrics_port",
     "load": "url api_key",
 }
+_LIMITS = ("enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OWNED_BY_ALL = "cluster_secret tls_dir insecure log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
@@ -242,9 +243,11 @@ def free_fields(process: str) -> list[str]:
 def settings_schema(process: str) -> Object:
     """Schema of a process's `settings` that values.schema.json should have."""
     known = SETTINGS[process].model_json_schema()["properties"]
+    shown = next(field for field in free_fields(process) if "_" in field)
+    variable = f"TANDEM_{'LOAD_' if process == 'load' else ''}{shown.upper()}"
     return {
         "description": f"flags of {'tandem load' if process == 'load' else f'services.{process}'} in camelCase: "
-        f"{camel('max_model_len')} is --max-model-len is TANDEM_{'LOAD_' if process == 'load' else ''}MAX_MODEL_LEN",
+        f"{camel(shown)} is --{shown.replace('_', '-')} is {variable}",
         "type": "object",
         "additionalProperties": False,
         "properties": {camel(field): _property(known[field]) for field in free_fields(process)},
@@ -254,5 +257,6 @@ def settings_schema(process: str) -> Object:
 def _property(field: Mapping[str, Any]) -> Object:
     kinds = {each.get("type") for each in field.get("anyOf", [field])} - {"null", "array"}
     assert len(kinds) == 1, field
-    choices = {"enum": field["enum"]} if "enum" in field else {}
-    return {"description": field["description"], "type": kinds.pop(), **choices}
+    known = [field, *field.get("anyOf", [])]
+    limits = {key: each[key] for each in known for key in _LIMITS if key in each}
+    return {"description": field["description"], "type": kinds.pop(), **limits}

@@ -78,8 +78,8 @@
 - name: TANDEM_RESPONSES_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "tandem.secretName" .root) .pool.responsesKey.existingSecret }}
-      key: {{ .pool.responsesKey.key }}
+      name: {{ default (include "tandem.secretName" .root) .pool.responsesKey.existingSecret | quote }}
+      key: {{ .pool.responsesKey.key | quote }}
 {{- end }}
 {{- if eq (include "tandem.accountsAreInRedis" .root) "true" }}
 {{- include "tandem.redisEnv" (dict "root" .root "role" "accounts" "variable" "TANDEM_ACCOUNTS") }}

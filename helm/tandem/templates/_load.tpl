@@ -72,7 +72,7 @@ spec:
     - name: results
       {{- with $load.results.existingClaim }}
       persistentVolumeClaim:
-        claimName: {{ . }}
+        claimName: {{ . | quote }}
       {{- else }}
       emptyDir: {}
       {{- end }}

@@ -33,12 +33,12 @@
 {{- if hasPrefix "pvc://" $uri }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ regexFind "^[^/]+" (trimPrefix "pvc://" $uri) }}
+    claimName: {{ regexFind "^[^/]+" (trimPrefix "pvc://" $uri) | quote }}
     readOnly: true
 {{- else if hasPrefix "host://" $uri }}
 - name: model
   hostPath:
-    path: {{ trimPrefix "host://" $uri }}
+    path: {{ trimPrefix "host://" $uri | quote }}
     type: Directory
 {{- end }}
 {{- end }}
@@ -51,7 +51,7 @@
   readOnly: true
 {{- else if hasPrefix "host://" $uri }}
 - name: model
-  mountPath: {{ include "tandem.modelPath" . }}
+  mountPath: {{ include "tandem.modelPath" . | quote }}
   readOnly: true
 {{- end }}
 {{- end }}
@@ -65,8 +65,8 @@
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ . }}
-      key: {{ $.Values.model.authSecret.key }}
+      name: {{ . | quote }}
+      key: {{ $.Values.model.authSecret.key | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -76,11 +76,11 @@
 - name: cache
 {{- with .Values.model.cache.existingClaim }}
   persistentVolumeClaim:
-    claimName: {{ . }}
+    claimName: {{ . | quote }}
 {{- else }}
   emptyDir:
     {{- with .Values.model.cache.sizeLimit }}
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
     {{- else }}
     {}
     {{- end }}

@@ -10,7 +10,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ include "tandem.serviceAccount" . }}
+  serviceAccountName: {{ include "tandem.serviceAccount" . | quote }}
   automountServiceAccountToken: {{ include "tandem.needsApi" . }}
   {{- /* NOTE: a Service named tandem-… would else set TANDEM_…_PORT in every pod */}}
   enableServiceLinks: false
@@ -28,10 +28,10 @@ spec:
   hostPID: true
   {{- end }}
   {{- with .pool.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .pool.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .pool.readinessGates }}
   readinessGates:
@@ -251,12 +251,12 @@ claims:
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
 - name: tls
   secret:
-    secretName: {{ include "tandem.tlsSecretName" (dict "root" .root "role" (include "tandem.tlsRole" .name)) }}
+    secretName: {{ include "tandem.tlsSecretName" (dict "root" .root "role" (include "tandem.tlsRole" .name)) | quote }}
 {{- end }}
 {{- if eq (include "tandem.usesRedisCa" .) "true" }}
 {{ include "tandem.redisCaVolume" .root }}

@@ -52,11 +52,11 @@ announce
 {{- $ca := include "tandem.redisCa" . | fromJson -}}
 - name: redis-ca
   secret:
-    secretName: {{ $ca.name }}
+    secretName: {{ $ca.name | quote }}
     {{- /* NOTE: beside the authority a Secret may have a key */}}
     items:
-      - key: {{ $ca.key }}
-        path: {{ $ca.key }}
+      - key: {{ $ca.key | quote }}
+        path: {{ $ca.key | quote }}
 {{- end }}
 
 {{/* The most block replicas of the prefix index in the chart's Redis: 90 bytes each are 60 % of its memory. */}}
@@ -91,16 +91,16 @@ announce
 - name: {{ .variable }}
   valueFrom:
     secretKeyRef:
-      name: {{ $credential.existingSecret }}
-      key: {{ $credential.urlKey }}
+      name: {{ $credential.existingSecret | quote }}
+      key: {{ $credential.urlKey | quote }}
 {{- else }}
 {{- $password := include "tandem.redisPasswordName" . }}
 {{- if $credential.existingSecret }}
 - name: {{ $password }}
   valueFrom:
     secretKeyRef:
-      name: {{ $credential.existingSecret }}
-      key: {{ $credential.passwordKey }}
+      name: {{ $credential.existingSecret | quote }}
+      key: {{ $credential.passwordKey | quote }}
 {{- end }}
 {{- with .root.Values.externalRedis }}
 {{- $user := printf "%s%s" $credential.username (ternary (printf ":$(%s)" $password) "" (ne $credential.existingSecret "")) }}
@@ -132,8 +132,8 @@ REDIS_{{ upper .role }}_PASSWORD
 - name: {{ include "tandem.redisPasswordName" . }}
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "tandem.secretName" .root) .root.Values.redis.auth.existingSecret }}
-      key: {{ include "tandem.redisPasswordKey" . }}
+      name: {{ default (include "tandem.secretName" .root) .root.Values.redis.auth.existingSecret | quote }}
+      key: {{ include "tandem.redisPasswordKey" . | quote }}
 {{- end }}
 
 {{- define "tandem.redisPasswordKey" -}}

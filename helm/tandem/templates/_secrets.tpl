@@ -36,6 +36,6 @@
 - name: TANDEM_CLUSTER_SECRET
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "tandem.secretName" .) .Values.clusterSecret.existingSecret }}
-      key: {{ .Values.clusterSecret.key }}
+      name: {{ default (include "tandem.secretName" .) .Values.clusterSecret.existingSecret | quote }}
+      key: {{ .Values.clusterSecret.key | quote }}
 {{- end }}

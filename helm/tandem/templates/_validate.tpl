@@ -163,13 +163,6 @@
 {{- fail (printf "%s are %d ranks, and a worker has at most 16: lower one of them" $sizes $ranks) -}}
 {{- end -}}
 {{- if gt $ranks 1 -}}
-{{- $name := .name -}}
-{{- $settings := .pool.settings -}}
-{{- range $value, $setting := dict "tensor" "tp" "pipeline" "pp" "context" "cp" -}}
-{{- if hasKey $settings $setting -}}
-{{- fail (printf "%s.ranks.%s and %s.settings.%s are one setting: remove the latter" $name $value $name $setting) -}}
-{{- end -}}
-{{- end -}}
 {{- if ne .pool.accelerator.vendor "none" -}}
 {{- fail (printf "%s with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set the ranks to 1 or the vendor to none" $sizes .name .pool.accelerator.vendor) -}}
 {{- end -}}

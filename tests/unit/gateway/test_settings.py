@@ -25,6 +25,14 @@ def test_flags_are_read() -> None:
     assert (settings.port, settings.drain_timeout_s, settings.secret) == (0, 2.5, b"s" * 16)
 
 
+@pytest.mark.parametrize("key", ["", ",", " , "])
+def test_an_empty_key_for_stored_responses_is_told(key: str) -> None:
+    """Regression: an empty TANDEM_RESPONSES_KEY beside Redis ended the gateway with an IndexError."""
+    with pytest.raises(ConfigurationError, match="responses_key is empty"):
+        _ = read("--responses-key", key).responses_keys
+    assert read("--responses-key", "new, old").responses_keys == (b"new", b"old")
+
+
 @pytest.mark.parametrize("routers", ["", "a", "a:", ":1", "a:b", "a:1,,b:2", "a:70000"])
 def test_routers_must_be_addresses(routers: str) -> None:
     with pytest.raises(ValidationError, match="routers"):

@@ -30,6 +30,14 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.mode, found.gateway_addresses, found.needs_kubernetes) == ("act", ("a:1", "b:2"), True)
 
 
+def test_it_may_have_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: help said that `none` means this, and `none` was refused as no integer."""
+    asked = ["--gateways", "a:1"]
+    assert CliApp.run(PlannerSettings, cli_args=[*asked, "--metrics-port", "none"]).metrics_port is None
+    monkeypatch.setenv("TANDEM_METRICS_PORT", "none")
+    assert CliApp.run(PlannerSettings, cli_args=asked).metrics_port is None
+
+
 @pytest.mark.parametrize(
     ("fields", "remedy"),
     [

@@ -43,6 +43,49 @@ class Greet(Settings, cli_prog_name="greet"):
         return int(self.outcome)
 
 
+class Listed(Settings, cli_prog_name="listed"):
+    """Has a setting of each kind that a variable could read otherwise than a flag."""
+
+    numbers: list[float] = Field([], description="some")
+    words: list[str] = Field([], description="some")
+    name: str | None = Field(None, description="one")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("numbers", value) for value in ("2", "2,8,20", "1e3", "[2, 8]", "", "x", "2,x")),
+        *(("words", value) for value in ("a", "a,b", "2", "")),
+        *(("name", value) for value in ("null", "None", "none", "")),
+    ],
+)
+def test_a_variable_means_what_its_flag_means(
+    setting: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: TANDEM_PLAN_RATE=2,8,20 and TANDEM_STOP=x were refused, and `--name null` was no name."""
+    found: list[object] = []
+
+    def serve(settings: Listed) -> int:
+        found.append(getattr(settings, setting))
+        return 0
+
+    found.append(run_command(Listed, [f"--{setting}", value], serve))
+    found.append(capsys.readouterr().err)
+    by_flag, found = found, []
+    monkeypatch.setenv(f"TANDEM_{setting.upper()}", value)
+    found.append(run_command(Listed, [], serve))
+    found.append(capsys.readouterr().err)
+    assert found == by_flag
+
+
+def test_help_shows_no_empty_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_command(Listed, ["--help"])
+    shown = capsys.readouterr().out
+    assert "\0" not in shown
+    assert " ".join(shown.split()).endswith("--name TEXT one")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
