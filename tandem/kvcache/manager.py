@@ -121,7 +121,7 @@ class KVCacheManager:
         compute, for its logits. `num_expected_tokens`: leading tokens whose KV can come from another worker.
         """
         found = longest_prefix(self._cache, self.layout, hashes, (num_tokens - 1) // self.layout.block_size)
-        if len(self.layout.groups) == 1 or num_expected_tokens <= found.num_blocks * self.layout.block_size:
+        if num_expected_tokens <= found.num_blocks * self.layout.block_size:
             return found
         next_position = min(num_expected_tokens, num_tokens - 1)
         return self._arriving.completed(found, hashes, num_expected_tokens, next_position)

@@ -197,9 +197,9 @@ def counted_matches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     matched: list[int] = []
     match = KVCacheManager.match
 
-    def counted(kv: KVCacheManager, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
+    def counted(kv: KVCacheManager, hashes: Sequence[bytes], num_tokens: int, num_expected: int = 0) -> PrefixMatch:
         matched.append(len(hashes))
-        return match(kv, hashes, num_tokens)
+        return match(kv, hashes, num_tokens, num_expected)
 
     monkeypatch.setattr(KVCacheManager, "match", counted)
     return matched
