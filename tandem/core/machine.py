@@ -27,6 +27,10 @@ class Machine(Protocol):
         """Returns unpredictable random bytes."""
         ...
 
+    def process_id(self) -> int:
+        """Number that the operating system gave this process."""
+        ...
+
     def cpu_s(self) -> float:
         """CPU seconds of this process so far, all threads."""
         ...
@@ -54,6 +58,9 @@ class SystemMachine:
     def random_bytes(self, num_bytes: int) -> bytes:
         return os.urandom(num_bytes)
 
+    def process_id(self) -> int:
+        return os.getpid()
+
     def cpu_s(self) -> float:
         return time.process_time()
 
@@ -77,6 +84,11 @@ def wall_s() -> float:
 def random_bytes(num_bytes: int) -> bytes:
     """Returns unpredictable random bytes."""
     return current_machine.get().random_bytes(num_bytes)
+
+
+def process_id() -> int:
+    """Number that the operating system gave this process."""
+    return current_machine.get().process_id()
 
 
 def cpu_s() -> float:

@@ -4,7 +4,6 @@ Invariant: it is on the control path only and keeps no state that must not be lo
 after a second. Even if the index or discovery fails, a request is paired while a live worker can serve it.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.core.events import BlockEvent
-from tandem.core.machine import monotonic_s, random_id
+from tandem.core.machine import monotonic_s, process_id, random_id
 from tandem.core.process_usage import UsageMeter
 from tandem.kvcache.checkpoints import checkpoint_blocks
 from tandem.locality.base import PublishResult
@@ -127,7 +126,7 @@ class RouterService:
 
     async def describe(self) -> ProcessInfo:
         usage = self._meter.read()
-        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
+        return ProcessInfo(pid=process_id(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()

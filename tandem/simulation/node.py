@@ -59,6 +59,10 @@ class Node:
     def random_bytes(self, num_bytes: int) -> bytes:
         return self.random.randbytes(num_bytes)
 
+    def process_id(self) -> int:
+        """Returns 1. NOTE: the real process's number would change the sizes of messages from run to run."""
+        return 1
+
     def cpu_s(self) -> float:
         """Returns 0. NOTE: all nodes are one process of the real machine, whose time would differ from run to run."""
         return 0.0

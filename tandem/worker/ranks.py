@@ -1,13 +1,13 @@
 """Starts the ranks of a worker (processes that compute its model together) before its engine, and connects both."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from tandem.architecture.stages import check_group
 from tandem.compute.page_bytes import LocalPageBytes, PageBytes
 from tandem.core.config import EngineConfig
+from tandem.core.machine import process_id
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly
@@ -100,7 +100,7 @@ def report_of(group: RankGroup | None) -> RankReport | None:
         return None
     rows = group.expert_rows
     return RankReport(
-        pids=(os.getpid(), *(pid for _, pid in sorted(group.process_ids.items()))),
+        pids=(process_id(), *(pid for _, pid in sorted(group.process_ids.items()))),
         num_epochs=group.num_epochs,
         experts=rows if rows.busiest else None,
         stages=group.stages if group.links.num_stages > 1 else (),

@@ -4,12 +4,12 @@ Making a status never waits for the engine: its figures are those of the last `r
 short intervals. The status tells how old they are.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tandem.core.draft_counts import DraftCounts
+from tandem.core.machine import process_id
 from tandem.core.process_usage import UsageMeter
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
@@ -107,7 +107,7 @@ class Reports:
         load = self._load
         status = WorkerStatus(
             worker=self._core.me,
-            pid=os.getpid(),
+            pid=process_id(),
             epoch=self._core.epoch,
             lifecycle=str(self._lifecycle.state),
             state=replace(self._blank, draining=self._lifecycle.state is not LifecycleState.READY),
