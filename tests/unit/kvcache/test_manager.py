@@ -267,6 +267,25 @@ def test_what_another_request_holds_needs_no_room() -> None:
     assert num_free - manager.num_unpromised == 3 + 2
 
 
+def test_matched_blocks_that_are_given_back_beside_another_user_make_no_room() -> None:
+    """Regression: they counted as held, so a request was admitted for whose KV there were too few blocks."""
+    first, second = [1] * 16, [1] * 16 + [2] * 9
+    admitted_with = []
+    for num_blocks in range(9, 20):
+        manager = manager_of(num_blocks, None, 6, chunk=2)
+        admitted(manager, "first", first)
+        compute(manager, "first", first, chunk=2)
+        match = manager.match(chain(second), 25, 25)
+        assert match.num_blocks == 4
+        if manager.can_admit(match, 25):
+            manager.admit("second", match, chain(second), 25)
+            manager.reserve("second", 25, 24, match.more)
+            manager.check()
+            admitted_with.append(num_blocks)
+    assert 9 < admitted_with[0] < 19
+    assert admitted_with == list(range(admitted_with[0], 20))
+
+
 class CountedHash(bytes):
     """A block hash that counts its look-ups in dictionaries."""
 
