@@ -257,6 +257,22 @@ def test_a_conversation_deleted_in_another_tab_stays_deleted_though_its_answer_w
     stage.tell(tmp_path, story)
 
 
+def test_a_deletion_that_a_tab_hears_of_after_it_saved_holds(stage: Stage, tmp_path: Path) -> None:
+    """Regression: processes see each other's storage late, so a save came between deletion and event, and undid it."""
+
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        await tab.playground()
+        cluster.worker.answers, cluster.worker.hold_at = [["half ", "whole"]], 1
+        await tab.say("one")
+        await tab.sees(".turn:last-child .said", "half")
+        (key,) = await tab.page.evaluate("Object.keys(localStorage)")
+        await tab.page.evaluate("key => dispatchEvent(new StorageEvent('storage', {key, newValue: null}))", key)
+        await tab.page.locator(".turn").first.wait_for(state="detached")
+        assert await tab.page.evaluate("Object.keys(localStorage)") == []
+
+    stage.tell(tmp_path, story)
+
+
 def test_the_oldest_make_room_and_their_number_is_bounded(stage: Stage, tmp_path: Path) -> None:
     async def story(cluster: PageCluster, tab: Tab) -> None:
         await tab.playground()

@@ -227,6 +227,7 @@ class Playground {
     if (isMine && newValue !== null && this.abort) conversation.part();
     else if (isMine) {
       conversation.leave();
+      if (newValue === null) remove(conversation.id); // NOTE: this tab may have saved it before it heard of the deletion
       return this.open(Conversation.open(conversation.id));
     }
     this.history.show(this.conversation.id);
