@@ -1,5 +1,6 @@
 """Values that the chart is rendered with: every example, every flag by itself, and a few together."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -306,7 +307,15 @@ RECENT = {
 
 
 def _some_value(schema: Mapping[str, Any]) -> Any:
-    return schema.get("enum", [{"string": "x", "integer": 2, "number": 0.5, "boolean": True}[schema["type"]]])[0]
+    """A value within the limits of a setting."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema["type"] not in ("integer", "number"):
+        return {"string": "x", "boolean": True}[schema["type"]]
+    usual = 2 if schema["type"] == "integer" else 0.5
+    beyond = schema.get("exclusiveMinimum", -math.inf)
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    return next(value for value in (usual, low, beyond + 1) if low <= value <= high and value > beyond)
 
 
 def _every_setting(process: str) -> Values:
