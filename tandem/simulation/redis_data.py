@@ -171,6 +171,9 @@ class RedisData:
     def _hmget(self, key: bytes, *names: bytes) -> Reply:
         return [self._hget(key, name) for name in names]
 
+    def _hvals(self, key: bytes) -> Reply:
+        return list((self._find(key, _Hash) or _Hash()).values())
+
     def _hgetall(self, key: bytes) -> Reply:
         return [part for pair in (self._find(key, _Hash) or _Hash()).items() for part in pair]
 
@@ -254,7 +257,7 @@ _COMMANDS: Mapping[bytes, Callable[..., Reply]] = {
     for name in (
         *("_type", "_exists", "_del", "_unlink", "_flushall", "_rename", "_expire", "_pexpire", "_pttl", "_time"),
         *("_get", "_set"),
-        *("_hset", "_hget", "_hmget", "_hgetall", "_hlen", "_hexists", "_hincrby", "_hdel"),
+        *("_hset", "_hget", "_hmget", "_hvals", "_hgetall", "_hlen", "_hexists", "_hincrby", "_hdel"),
         *("_sadd", "_sismember", "_zadd", "_zcard", "_zrange", "_zrangebyscore", "_zrem"),
         *("_xadd", "_xrevrange", "_xdel"),
     )
