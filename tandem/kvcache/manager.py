@@ -229,7 +229,6 @@ class KVCacheManager:
         Returns the new blocks, to fill; none that the query at `next_position` does not attend to.
         """
         table, num_blocks = self._tables[owner], self.layout.num_blocks(num_tokens)
-        self._drop_unseen(table, next_position)
         firsts = self._arriving.extend(table, more, self._needs.first_blocks(next_position), num_blocks)
         self._renew_promise(table)
         return self._with_pages(table.ranges(firsts, num_blocks))
